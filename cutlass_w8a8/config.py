@@ -1,0 +1,157 @@
+"""Kernel configurations: how a kernel is tiled and scheduled, apart from what it computes."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, fields, replace
+from enum import Enum
+
+from cutlass_w8a8.errors import ConfigError
+
+
+class Schedule(str, Enum):
+    """How the main loop is organised; values are the tokens of a configuration's name."""
+
+    MULTISTAGE = "multistage"
+    WARP_SPECIALIZED = "ws"
+    PINGPONG = "pingpong"
+    COOPERATIVE = "cooperative"
+
+
+class Scheduler(str, Enum):
+    """How output tiles are given to blocks: one tile after another, or divided along K too."""
+
+    PERSISTENT = "persistent"
+    STREAM_K = "streamk"
+
+
+class Raster(str, Enum):
+    """The order in which tiles are visited; ``heuristic`` leaves it to CUTLASS."""
+
+    HEURISTIC = "heuristic"
+    ALONG_M = "along_m"
+    ALONG_N = "along_n"
+
+
+Tile = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class KernelConfig:
+    """One way to tile and schedule a GEMM.
+
+    With ``swap_ab`` the kernel computes the transposed problem, so ``tile`` and ``cluster`` then count
+    (n, m, k) of the caller's problem: their first extent runs along N.
+
+    Attributes:
+        tile: block tile (m, n, k), in elements.
+        schedule: main loop organisation.
+        cluster: thread-block cluster (m, n); (1, 1) is no cluster.
+        warp: warp tile (m, n, k) of a multistage kernel; None for the warp-specialised families.
+        stages: main loop pipeline depth; None lets the collective fill shared memory.
+        swap_ab: compute D^T = B^T A^T, so that the wide MMA extent runs along N.
+        scheduler: tile scheduler.
+        fast_accum: fp8 only: keep partial sums in the tensor core. False promotes them to fp32 registers
+            at intervals: more accurate, slower. Ignored (normalised to True) for int8, which is exact.
+        pdl: programmatic dependent launch.
+        splits: divide K among this many blocks (stream-K scheduler only). 0 lets the scheduler decide.
+        swizzle: log-free maximum swizzle of the tile order, a power of two up to 8.
+        raster: tile order.
+    """
+
+    tile: Tile
+    schedule: Schedule
+    cluster: tuple[int, int] = (1, 1)
+    warp: Tile | None = None
+    stages: int | None = None
+    swap_ab: bool = False
+    scheduler: Scheduler = Scheduler.PERSISTENT
+    fast_accum: bool = True
+    pdl: bool = False
+    splits: int = 1
+    swizzle: int = 1
+    raster: Raster = Raster.HEURISTIC
+
+    @property
+    def compiled(self) -> KernelConfig:
+        """The part that shapes the binary: launch-time choices reset to their defaults."""
+        return replace(self, splits=1, swizzle=1, raster=Raster.HEURISTIC)
+
+    @property
+    def name(self) -> str:
+        """The name, readable and parseable: ``128x128x128_2x1_pingpong_swap_s4``."""
+        parts = ["x".join(map(str, self.tile)), "x".join(map(str, self.cluster)), self.schedule.value]
+        if self.warp is not None:
+            parts.append("w" + "x".join(map(str, self.warp)))
+        if self.stages is not None:
+            parts.append(f"s{self.stages}")
+        if self.swap_ab:
+            parts.append("swap")
+        if self.scheduler is Scheduler.STREAM_K:
+            parts.append("streamk")
+        if not self.fast_accum:
+            parts.append("accurate")
+        if self.pdl:
+            parts.append("pdl")
+        if self.splits != 1:
+            parts.append(f"split{self.splits}")
+        if self.swizzle != 1:
+            parts.append(f"swizzle{self.swizzle}")
+        if self.raster is not Raster.HEURISTIC:
+            parts.append(self.raster.value)
+        return "_".join(parts)
+
+    @classmethod
+    def parse(cls, text: str) -> KernelConfig:
+        """The configuration that ``text``, written as by `name`, stands for.
+
+        Tokens after the tile may come in any order and be left out; a missing schedule is an error.
+
+        Raises:
+            ConfigError: a token is not understood; the message names it and the accepted ones.
+        """
+        # "along_m" holds the separator; protect it while splitting.
+        tokens = text.replace("along_m", "along-m").replace("along_n", "along-n").split("_")
+        values: dict[str, object] = {}
+
+        def put(field: str, value: object) -> None:
+            if field in values:
+                raise ConfigError(f"config {text!r} gives {field} twice")
+            values[field] = value
+
+        for token in tokens:
+            if re.fullmatch(r"\d+x\d+x\d+", token):
+                put("tile", tuple(map(int, token.split("x"))))
+            elif re.fullmatch(r"\d+x\d+", token):
+                put("cluster", tuple(map(int, token.split("x"))))
+            elif re.fullmatch(r"w\d+x\d+x\d+", token):
+                put("warp", tuple(map(int, token[1:].split("x"))))
+            elif match := re.fullmatch(r"(s|split|swizzle)(\d+)", token):
+                put({"s": "stages"}.get(match[1]) or {"split": "splits"}.get(match[1]) or "swizzle", int(match[2]))
+            elif token in (schedule.value for schedule in Schedule):
+                put("schedule", Schedule(token))
+            elif token in ("along-m", "along-n"):
+                put("raster", Raster(token.replace("-", "_")))
+            elif token in _FLAGS:
+                put(*_FLAGS[token])
+            else:
+                raise ConfigError(
+                    f"config {text!r} has the token {token!r}; accepted are a tile MxNxK, a cluster MxN, a warp tile "
+                    f"wMxNxK, a schedule ({', '.join(s.value for s in Schedule)}), s<stages>, split<n>, swizzle<n>, "
+                    f"along_m, along_n, {', '.join(_FLAGS)}"
+                )
+        for required in ("tile", "schedule"):
+            if required not in values:
+                raise ConfigError(f"config {text!r} names no {required}; write it like 128x128x128_2x1_pingpong")
+        return cls(**values)  # type: ignore[arg-type]
+
+
+_FLAGS: dict[str, tuple[str, object]] = {
+    "swap": ("swap_ab", True),
+    "streamk": ("scheduler", Scheduler.STREAM_K),
+    "persistent": ("scheduler", Scheduler.PERSISTENT),
+    "accurate": ("fast_accum", False),
+    "pdl": ("pdl", True),
+}
+
+CONFIG_FIELDS = tuple(field.name for field in fields(KernelConfig))
