@@ -40,6 +40,13 @@ class KernelSpec:
         """A readable, unique name, fit for a file."""
         return f"{self.arch.name}_{self.operand.value}_{self.out.value}_{self.epilogue.name}_{self.config.name}"
 
+    def command(self, verb: str) -> str:
+        """The command line that applies ``verb`` (``show`` or ``build``) to this kernel."""
+        return (
+            f"cutlass-w8a8 {verb} --arch {self.arch.name} --a-dtype {self.operand.value} "
+            f"--out-dtype {self.out.value} --epilogue {self.epilogue.name} --config {self.config.name}"
+        )
+
     def to_json(self) -> str:
         """Canonical JSON: equal specs, equal text, in every process and release with the same schema."""
         return json.dumps(

@@ -1,0 +1,1 @@
+"""The kernel cache: labelled fields and bytes on disk, content addressed, never half-written."""

@@ -1,0 +1,53 @@
+"""Where the cache is."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import platformdirs
+
+from cutlass_w8a8.errors import CacheError
+
+ROOT_VARIABLE = "CUTLASS_W8A8_CACHE_DIR"
+
+
+def cache_root() -> Path:
+    """The cache directory: ``CUTLASS_W8A8_CACHE_DIR``, else this user's cache directory. It need not exist yet.
+
+    Raises:
+        CacheError: the variable holds a relative path, or the directory belongs to another user, whose libraries
+            would run in this process.
+    """
+    explicit = os.environ.get(ROOT_VARIABLE)
+    root = Path(explicit).expanduser() if explicit else platformdirs.user_cache_path("cutlass_w8a8")
+    if not root.is_absolute():
+        raise CacheError(
+            f"{ROOT_VARIABLE}={explicit} is a relative path, which would mean another cache in every directory; "
+            "give an absolute one"
+        )
+    try:
+        owner = root.stat().st_uid
+    except OSError:
+        return root
+    me = os.geteuid()
+    if me != 0 and owner not in (0, me):
+        raise CacheError(
+            f"the cache {root} belongs to user {owner}, and libraries in it would run as user {me}; copy it, or set "
+            f"{ROOT_VARIABLE} to a directory of your own"
+        )
+    return root
+
+
+def ensure_root(root: Path) -> None:
+    """Create the cache directory, readable by this user alone, if it is missing.
+
+    Raises:
+        CacheError: it cannot be created or is no directory.
+    """
+    try:
+        root.mkdir(parents=True, mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise CacheError(
+            f"the cache {root} cannot be created ({error}); set {ROOT_VARIABLE} to a writable directory"
+        ) from error

@@ -1,0 +1,65 @@
+"""Rendering: templates found, filled and digested here and nowhere else."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import lru_cache
+from importlib import import_module
+from pathlib import Path
+
+import jinja2
+
+from cutlass_w8a8.arch import Family
+from cutlass_w8a8.spec import KernelSpec
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+_TEMPLATES = {Family.MULTISTAGE_2X: "kernel_2x.cu.j2", Family.TMA_WARP_SPECIALIZED_3X: "kernel_3x.cu.j2"}
+
+# Python modules that decide what a spec's source says. (The compiler flags are digested by themselves.)
+_SOURCES = ("arch.py", "config.py", "dtypes.py", "spec.py", "evt/*.py", "emit/*.py")
+
+
+def template_dir() -> Path:
+    """The folder of the templates: inside the installed package, or at the top of a source checkout."""
+    packaged = _PACKAGE / "templates"
+    return packaged if packaged.is_dir() else _PACKAGE.parent / "templates"
+
+
+def render(spec: KernelSpec) -> dict[str, str]:
+    """The source files of ``spec``'s kernel by name; ``kernel.cu`` is the kernel, the rest supports its host half.
+
+    Deterministic: equal specs give equal bytes on every machine.
+
+    Raises:
+        UnsupportedError: the epilogue does not suit the operand type.
+        ToolchainError: nvidia-cutlass is not installed.
+    """
+    # Here because cutlass_cppgen and what it needs takes seconds to import, which only emission should pay.
+    context = import_module("cutlass_w8a8.emit.context").context(spec)
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(template_dir()),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )
+    return {
+        "kernel.cu": environment.get_template(_TEMPLATES[spec.arch.family]).render(context),
+        "host_prelude.h": (template_dir() / "host_prelude.h").read_text(),
+        # CUTLASS includes this header everywhere, and a plain C++ compiler cannot parse it.
+        "stubs/cutlass/arch/wmma.h": "",
+    }
+
+
+@lru_cache(maxsize=1)
+def digest() -> str:
+    """SHA-256 over every file of this package that turns a spec into source text."""
+    files = [path for pattern in _SOURCES for path in sorted(_PACKAGE.glob(pattern))]
+    files += sorted(path for path in template_dir().rglob("*") if path.is_file())
+    sha = hashlib.sha256()
+    for path in files:
+        content = path.read_bytes()
+        sha.update(f"{path.parent.name}/{path.name}:{len(content)}:".encode())
+        sha.update(content)
+    return sha.hexdigest()

@@ -1,0 +1,53 @@
+"""Compiler flags that shape a kernel's binary, apart from machine paths. They enter the cache key."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from cutlass_w8a8.arch import Arch
+from cutlass_w8a8.config import KernelConfig
+
+
+@dataclass(frozen=True)
+class Flags:
+    """The flags of the three steps.
+
+    Attributes:
+        device: nvcc, device half, written as a fat binary.
+        host: C++ compiler, host half, written as an object.
+        link: C++ compiler, linking both into one shared library.
+    """
+
+    device: tuple[str, ...]
+    host: tuple[str, ...]
+    link: tuple[str, ...]
+
+    def to_json(self) -> str:
+        """Canonical JSON text, for keys and manifests."""
+        return json.dumps({"device": self.device, "host": self.host, "link": self.link}, sort_keys=True)
+
+
+def flags_for(arch: Arch, config: KernelConfig) -> Flags:
+    """The flags that compile a kernel of ``config`` for ``arch``."""
+    defines = ["-DNDEBUG"]
+    # CUTLASS compiles the wait and the trigger of dependent launches only under this macro; the launcher sets the
+    # matching launch attribute from the same configuration field. One without the other gives wrong results.
+    if config.pdl and arch.capability == (9, 0):
+        defines.append("-DCUTLASS_ENABLE_GDC_FOR_SM90=1")
+    return Flags(
+        device=(
+            "-fatbin",
+            "-gencode",
+            arch.gencode,
+            "-std=c++17",
+            "-O3",
+            "--expt-relaxed-constexpr",
+            "-Xptxas=-v",
+            *defines,
+        ),
+        # -fpermissive -w: a plain C++ compiler meets device-only names inside CUTLASS templates it never calls.
+        # Hidden visibility also keeps function-local statics of one kernel from being merged with another's.
+        host=("-std=c++17", "-O1", "-fPIC", "-fvisibility=hidden", "-fpermissive", "-w", *defines),
+        link=("-shared", "-Wl,--as-needed", "-Wl,-z,defs", "-ldl"),
+    )

@@ -1,0 +1,116 @@
+"""CUTLASS's headers: where they are, and which."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from cutlass_w8a8.errors import ToolchainError
+
+HEADERS_VARIABLE = "CUTLASS_W8A8_CUTLASS_DIR"
+PINNED_PACKAGE = "nvidia-cutlass==4.2.0.0"
+
+# Digest of the header tree in PINNED_PACKAGE. A machine that only loads kernels need not have the headers, yet
+# must compute the keys of the machine that built them.
+PINNED_HEADERS_DIGEST = "d9d97ebc1fdd943659ea0fcaf398eb10d3865b4113279a7fca89c51830122820"
+
+_TREES = ("cutlass", "cute")
+
+
+@dataclass(frozen=True)
+class Headers:
+    """A CUTLASS header tree.
+
+    Attributes:
+        include: the directory to hand to ``-I``.
+        version: as in ``cutlass/version.h``, for instance ``4.2.0``.
+        digest: content hash of ``cutlass/`` and ``cute/``: equal trees, equal digest, wherever they are.
+    """
+
+    include: Path
+    version: str
+    digest: str
+
+
+def find_headers() -> Headers | None:
+    """The CUTLASS headers to compile against, or None where there are none.
+
+    ``CUTLASS_W8A8_CUTLASS_DIR`` names a CUTLASS checkout or its ``include`` directory; otherwise the headers of
+    the installed nvidia-cutlass package are used. The first call in a process reads the whole tree (27 MB,
+    0.06 s when the files are in memory); later calls remember its digest.
+
+    Raises:
+        ToolchainError: the variable is set and names no CUTLASS tree.
+    """
+    explicit = os.environ.get(HEADERS_VARIABLE)
+    if explicit:
+        root = Path(explicit).expanduser().absolute()
+        for include in (root, root / "include"):
+            if _is_tree(include):
+                return _read(include)
+        raise ToolchainError(
+            f"{HEADERS_VARIABLE}={explicit} holds no CUTLASS headers: neither cutlass/version.h nor "
+            f"include/cutlass/version.h is there; point it to a CUTLASS checkout, or unset it and run: "
+            f"pip install {PINNED_PACKAGE}"
+        )
+    # find_spec on an undotted name does not import the package, which would cost seconds.
+    spec = importlib.util.find_spec("cutlass_library")
+    for location in (spec.submodule_search_locations or ()) if spec is not None else ():
+        include = Path(location).absolute() / "source" / "include"
+        if _is_tree(include):
+            return _read(include)
+    return None
+
+
+def require_headers() -> Headers:
+    """Like `find_headers`, for a caller about to compile.
+
+    Raises:
+        ToolchainError: there are no headers; the message gives the remedy.
+    """
+    headers = find_headers()
+    if headers is None:
+        raise ToolchainError(
+            f"the CUTLASS headers are missing: {HEADERS_VARIABLE} is not set and the nvidia-cutlass package is not "
+            f"installed; run: pip install {PINNED_PACKAGE}"
+        )
+    return headers
+
+
+def headers_digest() -> str:
+    """Digest of the headers found, or of the pinned package's where there are none."""
+    headers = find_headers()
+    return PINNED_HEADERS_DIGEST if headers is None else headers.digest
+
+
+def tree_digest(include: Path) -> str:
+    """Content hash of the header trees under ``include``: relative names and bytes, in sorted order."""
+    files = sorted(
+        (path.relative_to(include).as_posix(), path)
+        for tree in _TREES
+        for path in (include / tree).rglob("*")
+        if path.is_file()
+    )
+    digest = hashlib.sha256()
+    for name, path in files:
+        content = path.read_bytes()
+        digest.update(f"{len(name)}:{name}{len(content)}:".encode())
+        digest.update(content)
+    return digest.hexdigest()
+
+
+def _is_tree(include: Path) -> bool:
+    return (include / "cutlass" / "version.h").is_file() and (include / "cute").is_dir()
+
+
+@functools.cache
+def _read(include: Path) -> Headers:
+    text = (include / "cutlass" / "version.h").read_text(errors="replace")
+    parts = [re.search(rf"#define\s+CUTLASS_{part}\s+(\d+)", text) for part in ("MAJOR", "MINOR", "PATCH")]
+    version = ".".join(match[1] if match else "?" for match in parts)
+    return Headers(include, version, tree_digest(include))

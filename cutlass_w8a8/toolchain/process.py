@@ -1,0 +1,136 @@
+"""Running compilers: several at once, in their own process groups, none left behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cutlass_w8a8.errors import ToolchainError
+
+_POLL_SECONDS = 0.02
+# These would add flags that no cache key knows of.
+_DROPPED = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A command that ran to its end.
+
+    Attributes:
+        argv: the command.
+        returncode: exit status; negative is the number of the signal that ended it.
+        output: everything it printed.
+        seconds: how long it ran.
+    """
+
+    argv: tuple[str, ...]
+    returncode: int
+    output: str
+    seconds: float
+
+    @property
+    def killing_signal(self) -> int | None:
+        """The signal that ended the command, or one of the processes it started; None if there was none."""
+        if self.returncode < 0:
+            return -self.returncode
+        # nvcc and g++ survive their own children and only print what happened to them.
+        if match := re.search(r"died due to signal (\d+)", self.output):
+            return int(match[1])
+        if "Killed signal terminated program" in self.output:
+            return int(signal.SIGKILL)
+        return None
+
+
+def compiler_environment(scratch: Path | None = None) -> dict[str, str]:
+    """The environment compilers run in: ours, with temporary files in ``scratch`` and messages in English."""
+    environment = {name: value for name, value in os.environ.items() if name not in _DROPPED}
+    environment["LC_ALL"] = "C"
+    if scratch is not None:
+        environment["TMPDIR"] = str(scratch)
+    return environment
+
+
+def probe(argv: Sequence[str]) -> str:
+    """What a quick command prints.
+
+    Raises:
+        ToolchainError: it cannot be run or fails; the message holds the command and its output.
+    """
+    try:
+        done = subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=compiler_environment(),
+            timeout=60,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ToolchainError(f"{argv[0]} cannot be run: {error}; point to a working compiler") from error
+    output = done.stdout.decode(errors="replace")
+    if done.returncode != 0:
+        raise ToolchainError(f"`{' '.join(argv)}` failed with status {done.returncode}: {output.strip()[-2000:]}")
+    return output
+
+
+def run_together(commands: Mapping[str, Sequence[str]], workdir: Path) -> dict[str, Finished]:
+    """Run named commands at once in ``workdir``.
+
+    Returns when all have ended or one has failed. In the second case the others are killed, and are missing from
+    the result. Output is kept in ``workdir/<name>.log``.
+
+    Raises:
+        ToolchainError: a command could not be started.
+    """
+    environment = compiler_environment(workdir)
+    running: dict[str, subprocess.Popen[bytes]] = {}
+    finished: dict[str, Finished] = {}
+    begin = time.monotonic()
+    try:
+        for name, argv in commands.items():
+            with (workdir / f"{name}.log").open("wb") as log:
+                try:
+                    # A session of its own, so that a compiler is killed together with the passes it started.
+                    running[name] = subprocess.Popen(
+                        argv,
+                        cwd=workdir,
+                        env=environment,
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=subprocess.STDOUT,
+                        start_new_session=True,
+                    )
+                except OSError as error:
+                    raise ToolchainError(f"{argv[0]} cannot be run: {error}; is it an executable file?") from error
+        while running:
+            for name, process in list(running.items()):
+                returncode = process.poll()
+                if returncode is None:
+                    continue
+                del running[name]
+                output = (workdir / f"{name}.log").read_text(errors="replace")
+                finished[name] = Finished(
+                    tuple(commands[name]), returncode, output, time.monotonic() - begin
+                )
+                if returncode != 0:
+                    return finished
+            time.sleep(_POLL_SECONDS)
+        return finished
+    finally:
+        for process in running.values():
+            _kill(process)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    process.wait()
