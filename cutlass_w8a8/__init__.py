@@ -1,1 +1,54 @@
-"""W8A8 GEMM kernels for LLM inference: emitted, compiled on first use, cached and dispatched."""
+"""W8A8 GEMM kernels for LLM inference: emitted, compiled on first use, cached and dispatched.
+
+``scaled_mm`` and ``scaled_mm_azp`` compute D = scale_a * scale_b * (A_q @ B_q - azp * colsum(B_q)) + bias in one
+CUTLASS kernel, written for the GPU, the types and the shape at hand.
+"""
+
+from cutlass_w8a8 import torch_ops as _torch_ops  # noqa: F401  (registers the operators)
+from cutlass_w8a8.config import KernelConfig
+from cutlass_w8a8.errors import (
+    ArgumentError,
+    CacheError,
+    CompileError,
+    ConfigError,
+    LaunchError,
+    ToolchainError,
+    UnsupportedError,
+    W8A8Error,
+)
+from cutlass_w8a8.evt.epilogues import EpilogueSpec
+from cutlass_w8a8.ops import (
+    Explanation,
+    Support,
+    cutlass_scaled_mm,
+    cutlass_scaled_mm_azp,
+    explain,
+    is_supported,
+    scaled_mm,
+    scaled_mm_azp,
+)
+from cutlass_w8a8.spec import KernelSpec
+from cutlass_w8a8.version import VERSION as __version__
+
+__all__ = [
+    "ArgumentError",
+    "CacheError",
+    "CompileError",
+    "ConfigError",
+    "EpilogueSpec",
+    "Explanation",
+    "KernelConfig",
+    "KernelSpec",
+    "LaunchError",
+    "Support",
+    "ToolchainError",
+    "UnsupportedError",
+    "W8A8Error",
+    "__version__",
+    "cutlass_scaled_mm",
+    "cutlass_scaled_mm_azp",
+    "explain",
+    "is_supported",
+    "scaled_mm",
+    "scaled_mm_azp",
+]

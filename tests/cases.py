@@ -185,9 +185,7 @@ def make_inputs(
     weight = _values(n, k, dtype, wide, generator)
     magnitude = 74.0 if dtype is INT8 else (104.0 if wide else 1.0)
     amplitude = 1 / (magnitude * k**0.25)
-    scale_a, scale_b, bias, extra = (
-        torch.randn(length, generator=generator, device=device) for length in (m, n, n, m)
-    )
+    scale_a, scale_b, bias, extra = (torch.randn(length, generator=generator, device=device) for length in (m, n, n, m))
     inputs = Inputs(
         shape=shape,
         seed=seed,
@@ -205,19 +203,28 @@ def make_inputs(
 
 
 def make_epilogue(combination: Combination, inputs: Inputs, form: int = 0) -> Epilogue:
-    """The operands ``combination`` uses; ``form`` picks one of the accepted shapes of each."""
+    """The operands ``combination`` uses; ``form`` picks one of the accepted shapes of each.
+
+    With an odd ``form`` vectors start one element into a larger one, aligned to no more than their element. For a
+    single row the shape alone tells a per-token scale, (1, 1), from a per-tensor one.
+    """
+    single_row = inputs.a.shape[0] == 1
 
     def shaped(vector: torch.Tensor, per_element: bool, column: bool) -> torch.Tensor:
+        if form % 2:
+            vector = torch.cat([vector[:1], vector])[1:]
         if per_element:
-            return vector if form % 2 == 0 else vector.reshape((-1, 1) if column else (1, -1))
-        return vector[:1].clone().reshape(((1,), (), (1, 1))[form % 3])
+            flat = form % 2 == 0 and not (column and single_row)
+            return vector if flat else vector.reshape((-1, 1) if column else (1, -1))
+        return vector[:1].reshape(((1,), (), (1,) if column and single_row else (1, 1))[form % 3])
 
     azp_adj = {"none": None, "tensor": inputs.azp_adj_folded, "token": inputs.azp_adj}[combination.azp]
     azp = inputs.azp if combination.azp == "token" else None
+    bias = inputs.bias[combination.out] if combination.bias else None
     return Epilogue(
         scale_a=shaped(inputs.scale_a, combination.scale_a == "token", True),
         scale_b=shaped(inputs.scale_b, combination.scale_b == "channel", False),
-        bias=inputs.bias[combination.out] if combination.bias else None,
+        bias=torch.cat([bias[:1], bias])[1:] if bias is not None and form % 2 else bias,
         azp=None if azp is None else shaped(azp, True, True),
         azp_adj=None if azp_adj is None else shaped(azp_adj, True, False),
     )

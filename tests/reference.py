@@ -148,9 +148,7 @@ def _groups(k: int) -> Iterator[tuple[int, int]]:
     return ((start, min(start + GROUP, k)) for start in range(0, k, GROUP))
 
 
-def fp8_error(
-    a: torch.Tensor, b: torch.Tensor, *, promotion: int | None = None, split: bool = False
-) -> torch.Tensor:
+def fp8_error(a: torch.Tensor, b: torch.Tensor, *, promotion: int | None = None, split: bool = False) -> torch.Tensor:
     """A bound [M, N] float64 on |kernel accumulator - exact accumulator|; see the module's docstring.
 
     Args:

@@ -11,7 +11,6 @@ absolute path, so that a cache directory can be copied to another machine, user 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
@@ -20,13 +19,14 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import filelock
 
+from cutlass_w8a8.cache.files import sha256, sync_directory, write_synced
 from cutlass_w8a8.cache.key import digest
 from cutlass_w8a8.cache.location import ensure_root
 from cutlass_w8a8.errors import CacheError
@@ -79,7 +79,7 @@ class Store:
 
     def lookup(self, key: str) -> Entry | None:
         """The entry for ``key``, or None if it is missing or anything about it is wrong."""
-        path = self._entries / f"{key}.json"
+        path = self._entry_path(key)
         try:
             entry = json.loads(path.read_text(encoding="utf-8"))
             fields, object_digest = entry["fields"], entry["object"]
@@ -98,7 +98,7 @@ class Store:
 
     def find_object(self, object_digest: str) -> Mapping[str, Any] | None:
         """The manifest of an object whose files are all there and whose library is intact; else None."""
-        if not isinstance(object_digest, str) or not re.fullmatch(r"[0-9a-f]{64}", object_digest):
+        if not _is_digest(object_digest):
             return None
         directory = self._objects / object_digest
         try:
@@ -109,7 +109,7 @@ class Store:
             for name, expected in files.items():
                 if (directory / name).stat().st_size != expected["bytes"]:
                     raise ValueError(f"{name} has the wrong size")
-            if _sha256((directory / LIBRARY).read_bytes()) != files[LIBRARY]["sha256"]:
+            if sha256((directory / LIBRARY).read_bytes()) != files[LIBRARY]["sha256"]:
                 raise ValueError(f"{LIBRARY} has the wrong checksum")
         except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             if directory.exists():
@@ -132,7 +132,7 @@ class Store:
             **manifest,
             "object": object_digest,
             "created": _now(),
-            "files": {name: {"bytes": len(data), "sha256": _sha256(data)} for name, data in sorted(files.items())},
+            "files": {name: {"bytes": len(data), "sha256": sha256(data)} for name, data in sorted(files.items())},
         }
         text = json.dumps(complete, indent=2, sort_keys=True) + "\n"
         target = self._objects / object_digest
@@ -144,11 +144,11 @@ class Store:
                 for name, data in {**files, MANIFEST: text.encode()}.items():
                     path = fresh / name
                     path.parent.mkdir(parents=True, exist_ok=True)
-                    _write_synced(path, data)
+                    write_synced(path, data)
                 for directory in (*(path for path in fresh.rglob("*") if path.is_dir()), fresh):
-                    _sync_directory(directory)
+                    sync_directory(directory)
                 self._install(fresh, target, force)
-                _sync_directory(self._objects)
+                sync_directory(self._objects)
             finally:
                 shutil.rmtree(fresh, ignore_errors=True)
 
@@ -166,10 +166,10 @@ class Store:
             descriptor, name = tempfile.mkstemp(prefix=".new-", dir=self._entries)
             os.close(descriptor)
             try:
-                _write_synced(Path(name), (text + "\n").encode())
+                write_synced(Path(name), (text + "\n").encode())
                 Path(name).chmod(0o644)
-                os.replace(name, self._entries / f"{key}.json")
-                _sync_directory(self._entries)
+                Path(name).replace(self._entry_path(key))
+                sync_directory(self._entries)
             finally:
                 Path(name).unlink(missing_ok=True)
         entry = self.lookup(key)
@@ -193,7 +193,7 @@ class Store:
             CacheError: it cannot be removed.
         """
         with self._writing():
-            path = self._entries / f"{key}.json"
+            path = self._entry_path(key)
             object_digest = self._object_of(path)
             try:
                 path.unlink()
@@ -261,12 +261,17 @@ class Store:
         finally:
             shutil.rmtree(grave, ignore_errors=True)
 
+    def _entry_path(self, key: str) -> Path:
+        if not _is_digest(key):
+            raise CacheError(f"{key!r} is not a cache key, which is 64 hexadecimal digits; see cutlass-w8a8 list")
+        return self._entries / f"{key}.json"
+
     def _object_of(self, path: Path) -> str | None:
         try:
             found = json.loads(path.read_text(encoding="utf-8"))["object"]
         except (OSError, ValueError, LookupError, TypeError):
             return None
-        return found if isinstance(found, str) and re.fullmatch(r"[0-9a-f]{64}", found) else None
+        return found if _is_digest(found) else None
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -280,29 +285,9 @@ class Store:
             ) from error
 
 
-def compiled(entry: Entry) -> Entry:
-    """The entry, marked as the work of this very call."""
-    return replace(entry, compiled=True)
-
-
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
+def _is_digest(text: object) -> bool:
+    return isinstance(text, str) and re.fullmatch(r"[0-9a-f]{64}", text) is not None
 
 
 def _now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
-
-
-def _write_synced(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

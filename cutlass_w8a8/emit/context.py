@@ -15,7 +15,8 @@ from cutlass_w8a8.evt.cppgen import Visitor, emit_visitor
 from cutlass_w8a8.spec import KernelSpec
 
 _KERNEL_HEADERS = {
-    Schedule.WARP_SPECIALIZED: "sm90_gemm_tma_warpspecialized.hpp",
+    # This kernel's own header leans on the umbrella header that includes it.
+    Schedule.WARP_SPECIALIZED: "gemm_universal.hpp",
     Schedule.PINGPONG: "sm90_gemm_tma_warpspecialized_pingpong.hpp",
     Schedule.COOPERATIVE: "sm90_gemm_tma_warpspecialized_cooperative.hpp",
 }
@@ -53,9 +54,7 @@ def context(spec: KernelSpec) -> dict[str, Any]:
         "stream_k": config.scheduler is Scheduler.STREAM_K,
         "pdl": config.pdl,
         "visitor": _tidy(emit_visitor(tree, spec.arch.cppgen_cc, config.swap_ab), spec),
-        "epilogue_arguments": arguments(
-            tree, indent=3, end="," if spec.arch.family is Family.MULTISTAGE_2X else ";"
-        ),
+        "epilogue_arguments": arguments(tree, indent=3, end="," if spec.arch.family is Family.MULTISTAGE_2X else ";"),
     }
     family = {Family.MULTISTAGE_2X: _values_2x, Family.TMA_WARP_SPECIALIZED_3X: _values_3x}[spec.arch.family]
     return values | family(spec)

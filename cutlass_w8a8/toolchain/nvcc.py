@@ -101,7 +101,10 @@ def compile_kernel(
     def run(steps: Mapping[str, Sequence[str]]) -> dict[str, Finished]:
         finished = run_together(steps, workdir)
         commands.extend(scrub.command(argv) for argv in steps.values())
-        log.extend(f"$ {scrub.command(step.argv)}\n{scrub.text(step.output)}" for step in finished.values())
+        log.extend(
+            f"$ {scrub.command(step.argv)}\n{scrub.text(step.output)}"
+            for step in (finished[name] for name in steps if name in finished)
+        )
         for step in finished.values():
             if step.returncode != 0:
                 raise _failure(step, files, keep)
@@ -215,15 +218,15 @@ class _Scrubber:
 
     def __init__(self, toolkit: Toolkit, headers: Headers, workdir: Path) -> None:
         names = {str(toolkit.nvcc): "$NVCC", str(toolkit.cxx): "$CXX", str(headers.include): "$CUTLASS"}
-        for directory in (*toolkit.includes, *toolkit.system_includes):
-            names.setdefault(str(directory.parent), "$CUDA")
+        if toolkit.includes:
+            names[str(toolkit.includes[0].parent)] = "$CUDA"
         names[str(workdir)] = "."
         # "/" would match everywhere; a longer path must win over its own prefix.
         self._names = {path: names[path] for path in sorted(names, key=len, reverse=True) if path != "/"}
 
     def text(self, text: str) -> str:
         for path, name in self._names.items():
-            text = re.sub(rf"(?<![\w.]){re.escape(path)}(?![\w.-])", lambda _: name, text)
+            text = re.sub(re.escape(path) + r"(?![\w.-])", name, text)
         return text
 
     def command(self, argv: Sequence[str]) -> str:

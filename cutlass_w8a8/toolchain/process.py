@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -116,9 +117,7 @@ def run_together(commands: Mapping[str, Sequence[str]], workdir: Path) -> dict[s
                     continue
                 del running[name]
                 output = (workdir / f"{name}.log").read_text(errors="replace")
-                finished[name] = Finished(
-                    tuple(commands[name]), returncode, output, time.monotonic() - begin
-                )
+                finished[name] = Finished(tuple(commands[name]), returncode, output, time.monotonic() - begin)
                 if returncode != 0:
                     return finished
             time.sleep(_POLL_SECONDS)
@@ -129,8 +128,6 @@ def run_together(commands: Mapping[str, Sequence[str]], workdir: Path) -> dict[s
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     process.wait()

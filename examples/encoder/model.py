@@ -119,7 +119,7 @@ class Encoder:
             return ids
         kept = self.tensors["embeddings.word_ids"].cpu().long()
         rows = torch.searchsorted(kept, ids).clamp(max=len(kept) - 1)
-        missing = ids[(kept[rows] != ids) & mask].unique().tolist()
+        missing = sorted(set(ids[(kept[rows] != ids) & mask].tolist()))
         if missing:
             words = ", ".join(repr(tokenizer.id_to_token(i)) for i in missing[:8])
             raise DemoError(

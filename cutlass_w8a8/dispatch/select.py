@@ -1,0 +1,31 @@
+"""Selection: a problem to its configuration, by the tables of its arch."""
+
+from __future__ import annotations
+
+from cutlass_w8a8.config import KernelConfig
+from cutlass_w8a8.dispatch import sm80, sm90
+from cutlass_w8a8.dispatch.table import Row
+from cutlass_w8a8.dtypes import DType
+from cutlass_w8a8.errors import UnsupportedError
+from cutlass_w8a8.problem import Problem
+
+TABLES: dict[str, dict[DType, tuple[Row, ...]]] = {"sm80": sm80.TABLES, "sm90": sm90.TABLES}
+
+
+def select(problem: Problem) -> KernelConfig:
+    """The configuration of the first table row that fits ``problem``.
+
+    Raises:
+        UnsupportedError: the arch has no table for this operand type.
+    """
+    tables = TABLES[problem.arch.name]
+    if problem.operand not in tables:
+        served = ", ".join(dtype.value for dtype in tables)
+        raise UnsupportedError(f"{problem.arch.name} has no {problem.operand.value} kernels; it serves {served}")
+    for candidate in tables[problem.operand]:
+        if candidate.fits(problem.m, problem.n, problem.k):
+            return candidate.config
+    raise UnsupportedError(
+        f"no {problem.arch.name} {problem.operand.value} configuration fits {problem.m}x{problem.n}x{problem.k}; "
+        "pass config= to choose one"
+    )

@@ -1,0 +1,369 @@
+"""The public calls: eager dispatch and launch, and the same as torch custom operators."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from cutlass_w8a8 import pipeline
+from cutlass_w8a8.arch import Arch, Capability, arch_for
+from cutlass_w8a8.config import KernelConfig
+from cutlass_w8a8.dispatch import select, validate
+from cutlass_w8a8.dtypes import OPERAND_DTYPES, OUTPUT_DTYPES
+from cutlass_w8a8.errors import ArgumentError, UnsupportedError
+from cutlass_w8a8.evt.epilogues import Azp, EpilogueSpec
+from cutlass_w8a8.evt.evaluate import TORCH_DTYPES, accumulate, evaluate
+from cutlass_w8a8.problem import Problem
+from cutlass_w8a8.request import ALIGNMENT, FROM_TORCH, Request, check, misaligned
+from cutlass_w8a8.runtime.device import device
+from cutlass_w8a8.runtime.launch import Extents, PreparedCall
+from cutlass_w8a8.runtime.loader import load
+from cutlass_w8a8.spec import KernelSpec
+
+Tensor = torch.Tensor
+Config = KernelConfig | str | None
+
+# Prepared calls by everything their validity depends on. Serving sees a bounded set of shapes; should it not, the
+# oldest are forgotten.
+_MAX_PREPARED = 16384
+_prepared: dict[tuple[Any, ...], _Prepared] = {}
+
+_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+_current_device = getattr(torch._C, "_cuda_getDevice", None)
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """What one signature of a call resolves to. ``call`` is None where no kernel runs (CPU, empty)."""
+
+    request: Request
+    call: PreparedCall | None
+    # Positions, in (scale_a, scale_b, azp, azp_adj, bias), of the kernel's operands in its own order.
+    order: tuple[int, ...]
+    plain: bool
+
+
+def scaled_mm(
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    out_dtype: torch.dtype = torch.bfloat16,
+    bias: Tensor | None = None,
+    *,
+    out: Tensor | None = None,
+    config: Config = None,
+) -> Tensor:
+    """D = scale_a * scale_b * (a @ b) + bias, in one kernel.
+
+    Computes ``round_to_out(fma(scale_a, round_f32(scale_b * float(acc)), float(bias)))``; without a bias the outer
+    operation is a float32 product. For int8 ``acc`` is the exact int32 product, so the result does not depend on
+    the configuration; for fp8 it is the tensor core's float32 accumulation over K.
+    The first call of a kind compiles its kernel, which takes up to a minute; later ones, and later processes, find
+    it in the cache. CPU tensors are served by an evaluator of the same formula.
+
+    Args:
+        a: [M, K] or [..., M, K], torch.float8_e4m3fn or torch.int8, contiguous along K; rows may be padded
+            to any multiple of 16 bytes. Leading dimensions are flattened.
+        b: [K, N] of a's dtype, contiguous along K (column-major: the transpose of a [N, K] weight), columns padded
+            likewise.
+        scale_a: float32, one value (shape (), (1,), (1, 1)) or one per row of a ((M,), (M, 1)).
+        scale_b: float32, one value or one per column of b ((N,), (1, N), (N, 1)).
+        out_dtype: torch.bfloat16, torch.float16 or torch.float32.
+        bias: [N] of out_dtype, or None.
+        out: result tensor [..., N] of out_dtype, rows padded to any multiple of 16 bytes; allocated if None.
+        config: a `KernelConfig` or its text form, instead of the heuristic's choice. Ignored on the CPU.
+
+    K must be a multiple of 16, N of 8. All pointers must be 16-byte aligned.
+
+    Returns:
+        [..., N] of out_dtype: ``out`` if given.
+
+    Raises:
+        ArgumentError: an operand is not acceptable (nothing was launched).
+        ConfigError: ``config`` is impossible.
+        UnsupportedError: no kernel serves this device or these types.
+        ToolchainError: a kernel must be compiled and cannot be.
+        LaunchError: the driver refused to load or launch the kernel.
+    """
+    if torch.compiler.is_compiling() or type(a) is not Tensor:
+        return _traced(a, b, scale_a, scale_b, out_dtype, None, None, bias, out, config)
+    return _run(a, b, scale_a, scale_b, out_dtype, None, None, bias, out, config)
+
+
+def scaled_mm_azp(
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    out_dtype: torch.dtype,
+    azp_adj: Tensor,
+    azp: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    out: Tensor | None = None,
+    config: Config = None,
+) -> Tensor:
+    """D = scale_a * scale_b * (a @ b - azp * azp_adj) + bias for int8 operands, in one kernel.
+
+    The real activation is ``scale_a * (a - azp)``. The subtraction is exact int32 arithmetic as long as the zero
+    points are those of int8 data (-128..127) and K <= 65793.
+
+    Args:
+        azp_adj: int32 [N] (or [1, N]). With ``azp``: the column sums of b over K. Without it: those sums already
+            multiplied by the per-tensor zero point.
+        azp: int32 [M] (or [M, 1]), the zero point of each row of a; None for a per-tensor zero point.
+
+    The other arguments, the result and the errors are those of `scaled_mm`; a and b must be torch.int8.
+    """
+    if azp_adj is None:
+        raise ArgumentError("azp_adj is None; pass the int32 column sums of b, or call scaled_mm")
+    if torch.compiler.is_compiling() or type(a) is not Tensor:
+        return _traced(a, b, scale_a, scale_b, out_dtype, azp_adj, azp, bias, out, config)
+    return _run(a, b, scale_a, scale_b, out_dtype, azp_adj, azp, bias, out, config)
+
+
+def cutlass_scaled_mm(
+    a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, out_dtype: torch.dtype, bias: Tensor | None = None
+) -> Tensor:
+    """`scaled_mm` under vLLM's name and argument order."""
+    return scaled_mm(a, b, scale_a, scale_b, out_dtype, bias)
+
+
+def cutlass_scaled_mm_azp(
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    out_dtype: torch.dtype,
+    azp_adj: Tensor,
+    azp: Tensor | None = None,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """`scaled_mm_azp` under vLLM's name and argument order."""
+    return scaled_mm_azp(a, b, scale_a, scale_b, out_dtype, azp_adj, azp, bias)
+
+
+@dataclass(frozen=True)
+class Support:
+    """Whether a combination is served; truthy if so. ``reason`` says why not, and is empty otherwise."""
+
+    supported: bool
+    reason: str = ""
+
+    def __bool__(self) -> bool:
+        return self.supported
+
+
+def is_supported(
+    capability: Capability,
+    a_dtype: torch.dtype,
+    out_dtype: torch.dtype = torch.bfloat16,
+    *,
+    azp: str = "none",
+) -> Support:
+    """Whether kernels exist for a device of ``capability`` (major, minor); needs no GPU.
+
+    Args:
+        capability: compute capability, as of ``torch.cuda.get_device_capability()``.
+        a_dtype: torch.float8_e4m3fn or torch.int8.
+        out_dtype: the result's type.
+        azp: ``"none"``, ``"tensor"`` or ``"token"``.
+    """
+    operand, out_type = FROM_TORCH.get(a_dtype), FROM_TORCH.get(out_dtype)
+    if operand not in OPERAND_DTYPES or operand is None:
+        names = " and ".join(str(TORCH_DTYPES[dtype]) for dtype in OPERAND_DTYPES)
+        return Support(False, f"operands of dtype {a_dtype} are not served; {names} are")
+    if out_type not in OUTPUT_DTYPES or out_type is None:
+        names = ", ".join(str(TORCH_DTYPES[dtype]) for dtype in OUTPUT_DTYPES)
+        return Support(False, f"results of dtype {out_dtype} are not served; {names} are")
+    try:
+        arch = arch_for(capability)
+        epilogue = EpilogueSpec.of(azp=Azp(azp))
+        epilogue.tree(operand.accumulator, out_type)
+        select(Problem(arch, 16, 128, 128, operand, out_type, epilogue))
+    except (UnsupportedError, ValueError) as error:
+        return Support(False, str(error))
+    return Support(True)
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What would run for a call.
+
+    Attributes:
+        spec: the kernel.
+        config: its configuration, launch-time choices included.
+    """
+
+    spec: KernelSpec
+    config: KernelConfig
+
+
+def explain(
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    out_dtype: torch.dtype = torch.bfloat16,
+    bias: Tensor | None = None,
+    azp_adj: Tensor | None = None,
+    azp: Tensor | None = None,
+    *,
+    config: Config = None,
+    capability: Capability | None = None,
+) -> Explanation:
+    """The kernel that serves this call on a device of ``capability`` (default: that of a's device).
+
+    Nothing is compiled or launched, and CPU tensors are welcome when ``capability`` is given.
+
+    Raises:
+        ArgumentError: as for `scaled_mm`; also when a is on the CPU and no capability is given.
+    """
+    request = check(a, b, scale_a, scale_b, out_dtype, bias, azp_adj, azp, None)
+    if capability is None:
+        if not a.is_cuda:
+            raise ArgumentError("a is on the CPU; pass capability=(major, minor) to say for which device to explain")
+        capability = device(a.get_device()).capability
+    return _choose(request, arch_for(capability), config)
+
+
+def _choose(request: Request, arch: Arch, config: Config) -> Explanation:
+    problem = Problem(arch, request.m, request.n, request.k, request.operand, request.out, request.epilogue)
+    if config is None:
+        config = select(problem)
+    elif isinstance(config, str):
+        config = KernelConfig.parse(config)
+    spec = KernelSpec(arch, request.operand, request.out, request.epilogue, config)
+    validate(spec, config)
+    return Explanation(spec, config)
+
+
+def _run(
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    out_dtype: torch.dtype,
+    azp_adj: Tensor | None,
+    azp: Tensor | None,
+    bias: Tensor | None,
+    out: Tensor | None,
+    config: Config,
+) -> Tensor:
+    key = (
+        a.shape,
+        a.stride(),
+        a.dtype,
+        a.get_device(),
+        b.shape,
+        b.stride(),
+        b.dtype,
+        b.get_device(),
+        _signature(scale_a),
+        _signature(scale_b),
+        out_dtype,
+        None if bias is None else _signature(bias),
+        None if azp_adj is None else (_signature(azp_adj), None if azp is None else _signature(azp)),
+        None if out is None else _signature(out),
+        config,
+    )
+    prepared = _prepared.get(key)
+    if prepared is None:
+        prepared = _prepare(a, b, scale_a, scale_b, out_dtype, azp_adj, azp, bias, out, config)
+        while len(_prepared) >= _MAX_PREPARED:
+            _prepared.pop(next(iter(_prepared)), None)
+        _prepared[key] = prepared
+    call = prepared.call
+    if call is None:
+        return _evaluate(prepared.request, a, b, (scale_a, scale_b, azp, azp_adj, bias), out)
+    request = prepared.request
+    index = a.get_device()
+    if out is None:
+        result = torch.empty((request.m, request.n), dtype=out_dtype, device=a.device)
+    else:
+        result = out
+    pointers = a.data_ptr(), b.data_ptr(), result.data_ptr()
+    if prepared.plain:
+        operands: tuple[int, ...] = (scale_a.data_ptr(), scale_b.data_ptr())
+    else:
+        given = (scale_a, scale_b, azp, azp_adj, bias)
+        operands = tuple([given[position].data_ptr() for position in prepared.order])  # type: ignore[union-attr]
+    if (pointers[0] | pointers[1] | pointers[2]) % ALIGNMENT:
+        raise misaligned(zip(("a", "b", "out"), pointers, strict=True))
+    if _current_device() == index:  # type: ignore[misc]
+        call(_raw_stream(index), *pointers, operands)  # type: ignore[misc]
+    else:
+        with torch.cuda.device(index):
+            call(_raw_stream(index), *pointers, operands)  # type: ignore[misc]
+    return result if out is not None or a.dim() == 2 else result.view(request.shape)
+
+
+def _signature(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.shape, tensor.dtype, tensor.get_device(), tensor.stride()
+
+
+def _prepare(
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    out_dtype: torch.dtype,
+    azp_adj: Tensor | None,
+    azp: Tensor | None,
+    bias: Tensor | None,
+    out: Tensor | None,
+    config: Config,
+) -> _Prepared:
+    request = check(a, b, scale_a, scale_b, out_dtype, bias, azp_adj, azp, out)
+    tree = request.epilogue.tree(request.operand.accumulator, request.out)
+    names = ("scale_a", "scale_b", "azp", "azp_adj", "bias")
+    order = tuple(names.index(operand.name) for operand in tree.loads)
+    if not a.is_cuda and a.device.type != "cpu":
+        raise ArgumentError(f"a is on {a.device}; kernels run on CUDA devices, the evaluator on the CPU")
+    if not a.is_cuda or not (request.m and request.n and request.k):
+        return _Prepared(request, None, order, False)
+    where = device(a.get_device())
+    chosen = _choose(request, arch_for(where.capability), config)
+    kernel = load(pipeline.build(chosen.spec).library, where)
+    extents = Extents(request.m, request.n, request.k, request.lda, request.ldb, request.ldd)
+    return _Prepared(request, PreparedCall(kernel, where, extents, chosen.config), order, order == (0, 1))
+
+
+def _evaluate(request: Request, a: Tensor, b: Tensor, given: tuple[Tensor | None, ...], out: Tensor | None) -> Tensor:
+    """The call without a kernel: on the CPU, and where M, N or K is 0."""
+    if request.m and request.n:
+        names = ("scale_a", "scale_b", "azp", "azp_adj", "bias")
+        operands = {name: tensor for name, tensor in zip(names, given, strict=True) if tensor is not None}
+        tree = request.epilogue.tree(request.operand.accumulator, request.out)
+        result = evaluate(tree, accumulate(a.reshape(request.m, request.k), b), operands)
+    else:
+        result = torch.empty(0, dtype=TORCH_DTYPES[request.out], device=a.device)
+    result = result.view(request.shape)
+    return result if out is None else out.copy_(result)
+
+
+def _traced(
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    out_dtype: torch.dtype,
+    azp_adj: Tensor | None,
+    azp: Tensor | None,
+    bias: Tensor | None,
+    out: Tensor | None,
+    config: Config,
+) -> Tensor:
+    name = config.name if isinstance(config, KernelConfig) else config
+    if out is not None:
+        torch.ops.cutlass_w8a8.scaled_mm_out(out, a, b, scale_a, scale_b, azp_adj, azp, bias, name)
+        return out
+    result: Tensor
+    if azp_adj is None:
+        result = torch.ops.cutlass_w8a8.scaled_mm(a, b, scale_a, scale_b, out_dtype, bias, name)
+    else:
+        result = torch.ops.cutlass_w8a8.scaled_mm_azp(a, b, scale_a, scale_b, out_dtype, azp_adj, azp, bias, name)
+    return result

@@ -1,0 +1,1 @@
+"""The GPU side: device facts, loading compiled kernels, launching them."""

@@ -1,0 +1,62 @@
+"""The binary interface of a compiled kernel, mirroring ``Call`` and ``Info`` of templates/host_prelude.h."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+
+ABI_VERSION = 1
+MAX_OPERANDS = 8
+
+# function, stream, a, b, d, workspace, operands; lda, ldb, ldd; m, n, k, sm_count, blocks_per_sm, splits,
+# swizzle, raster.
+CALL = struct.Struct(f"={6 + MAX_OPERANDS}Q3q8i")
+
+CANNOT_IMPLEMENT = -1
+MEANINGS = {
+    CANNOT_IMPLEMENT: "CUTLASS cannot implement this problem",
+    -2: "libcuda.so.1 cannot be loaded",
+    -3: "the kernel's workspace could not be initialised",
+}
+
+
+class Info(ctypes.Structure):
+    """Static facts a kernel library exports as ``w8a8_info``."""
+
+    _fields_ = (
+        ("abi_version", ctypes.c_int32),
+        ("smem_bytes", ctypes.c_int32),
+        ("threads", ctypes.c_int32),
+        ("params_bytes", ctypes.c_int32),
+        ("operands", ctypes.c_int32),
+    )
+    abi_version: int
+    smem_bytes: int
+    threads: int
+    params_bytes: int
+    operands: int
+
+
+class Library:
+    """A kernel's shared library, loaded into this process; needs neither a GPU nor a driver.
+
+    Raises:
+        OSError: the file cannot be loaded.
+        ValueError: the file is of another ABI version.
+    """
+
+    def __init__(self, path: str) -> None:
+        handle = ctypes.CDLL(path)
+        self.info = Info.in_dll(handle, "w8a8_info")
+        if self.info.abi_version != ABI_VERSION:
+            raise ValueError(f"{path} has ABI version {self.info.abi_version}, this package speaks {ABI_VERSION}")
+        begin = ctypes.addressof(ctypes.c_char.in_dll(handle, "w8a8_image"))
+        end = ctypes.addressof(ctypes.c_char.in_dll(handle, "w8a8_image_end"))
+        self.image = (ctypes.c_char * (end - begin)).from_address(begin)
+        self.launch = handle.w8a8_launch
+        self.launch.argtypes = (ctypes.c_void_p,)
+        self.launch.restype = ctypes.c_int
+        self.workspace = handle.w8a8_workspace
+        self.workspace.argtypes = (ctypes.c_void_p,)
+        self.workspace.restype = ctypes.c_int64
+        self._handle = handle

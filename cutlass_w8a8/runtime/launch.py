@@ -1,0 +1,115 @@
+"""Launching: a prepared call holds all that does not change between calls of one signature."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from dataclasses import dataclass
+
+import torch
+
+from cutlass_w8a8.config import KernelConfig, Raster
+from cutlass_w8a8.errors import ConfigError, LaunchError
+from cutlass_w8a8.runtime.abi import CALL, CANNOT_IMPLEMENT, MAX_OPERANDS, MEANINGS
+from cutlass_w8a8.runtime.device import Device
+from cutlass_w8a8.runtime.loader import LoadedKernel
+
+_RASTER = {Raster.HEURISTIC: 0, Raster.ALONG_M: 1, Raster.ALONG_N: 2}
+_INVALID_CONTEXT = 201
+
+
+class _Buffer(threading.local):
+    """A ``Call`` each thread packs for itself: ctypes lets other threads run during a launch."""
+
+    def __init__(self) -> None:
+        self.bytes = ctypes.create_string_buffer(CALL.size)
+        self.address = ctypes.addressof(self.bytes)
+
+
+_buffer = _Buffer()
+
+
+@dataclass(frozen=True)
+class Extents:
+    """Sizes and leading strides of one call, in elements."""
+
+    m: int
+    n: int
+    k: int
+    lda: int
+    ldb: int
+    ldd: int
+
+
+class PreparedCall:
+    """Launches one kernel for one set of extents on one device; pointers and stream come with each call.
+
+    Attributes:
+        workspace_bytes: workspace each launch needs, in bytes.
+
+    Raises:
+        ConfigError: CUTLASS refuses the problem.
+    """
+
+    def __init__(self, kernel: LoadedKernel, device: Device, extents: Extents, config: KernelConfig) -> None:
+        self._kernel = kernel
+        self._device = device
+        self._function = kernel.function
+        self._launch = kernel.library.launch
+        padding = (0,) * (MAX_OPERANDS - kernel.library.info.operands)
+        self._tail: tuple[int, ...] = (
+            *padding,
+            extents.lda,
+            extents.ldb,
+            extents.ldd,
+            extents.m,
+            extents.n,
+            extents.k,
+            device.sm_count,
+            kernel.blocks_per_sm,
+            config.splits,
+            config.swizzle,
+            _RASTER[config.raster],
+        )
+        # Addresses are needed only for their alignment here.
+        operands = (16,) * kernel.library.info.operands
+        CALL.pack_into(_buffer.bytes, 0, self._function, 0, 16, 16, 16, 0, *operands, *self._tail)
+        self.workspace_bytes = int(kernel.library.workspace(_buffer.address))
+        if self.workspace_bytes == CANNOT_IMPLEMENT:
+            raise ConfigError(f"config {config.name!r} cannot run m={extents.m} n={extents.n} k={extents.k}")
+
+    def __call__(self, stream: int, a: int, b: int, d: int, operands: tuple[int, ...]) -> None:
+        """Enqueue the kernel on ``stream``, a raw stream of this call's device, with these device addresses.
+
+        Raises:
+            LaunchError: the driver refused the launch.
+        """
+        workspace = 0
+        if self.workspace_bytes:
+            # Freed on return: the caching allocator hands it to later work of the same stream only.
+            scratch = torch.empty(self.workspace_bytes, dtype=torch.uint8, device=f"cuda:{self._device.index}")
+            workspace = scratch.data_ptr()
+        buffer = _buffer
+        CALL.pack_into(buffer.bytes, 0, self._function, stream, a, b, d, workspace, *operands, *self._tail)
+        result = self._launch(buffer.address)
+        if result:
+            self._retry(buffer, result)
+
+    def _retry(self, buffer: _Buffer, result: int) -> None:
+        if result == _INVALID_CONTEXT:
+            # A thread that has not used CUDA yet has no current context; torch makes one current on demand.
+            torch.cuda.set_device(self._device.index)
+            torch.cuda.current_stream().query()
+            result = self._launch(buffer.address)
+        if result:
+            raise LaunchError(f"launch failed: {_describe(result)}")
+
+
+def _describe(result: int) -> str:
+    if result < 0:
+        return MEANINGS.get(result, f"code {result}")
+    from cuda.bindings import driver
+
+    _, name = driver.cuGetErrorName(driver.CUresult(result))
+    _, text = driver.cuGetErrorString(driver.CUresult(result))
+    return f"{(name or b'?').decode()} ({(text or b'no description').decode()})"

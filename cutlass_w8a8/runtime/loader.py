@@ -1,0 +1,103 @@
+"""Loading: a kernel library onto a device, once."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cutlass_w8a8.errors import LaunchError
+from cutlass_w8a8.runtime.abi import Library
+from cutlass_w8a8.runtime.device import Device
+
+KERNEL_SYMBOL = b"w8a8_kernel"
+
+_lock = threading.Lock()
+_libraries: dict[Path, tuple[Library, Any, Any]] = {}
+_kernels: dict[tuple[Path, int], LoadedKernel] = {}
+
+
+@dataclass(frozen=True)
+class LoadedKernel:
+    """A kernel ready to launch on one device.
+
+    Attributes:
+        library: the host half.
+        function: the driver's kernel handle.
+        blocks_per_sm: blocks of it that fit one multiprocessor.
+    """
+
+    library: Library
+    function: int
+    blocks_per_sm: int
+
+
+def check(result: tuple[Any, ...], action: str) -> Any:
+    """The value of a cuda-python driver call.
+
+    Raises:
+        LaunchError: the driver reported an error; names ``action`` and the error.
+    """
+    from cuda.bindings import driver
+
+    error, *values = result
+    if error != driver.CUresult.CUDA_SUCCESS:
+        _, name = driver.cuGetErrorName(error)
+        _, text = driver.cuGetErrorString(error)
+        raise LaunchError(f"cannot {action}: {(name or b'?').decode()} ({(text or b'no description').decode()})")
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+def load(path: Path, device: Device) -> LoadedKernel:
+    """The kernel in the library at ``path``, on ``device``; loaded once per process and device.
+
+    Raises:
+        LaunchError: the driver refuses the image, for example because it is older than the toolkit that made it,
+            or the stream is being captured, when modules cannot be loaded.
+    """
+    with _lock:
+        found = _kernels.get((path, device.index))
+        if found is None:
+            if torch.cuda.is_current_stream_capturing():
+                raise LaunchError(
+                    f"kernel {path.parent.name} is not loaded yet, and a CUDA graph is being captured; "
+                    "make the same call once before the capture"
+                )
+            found = _kernels[path, device.index] = _load(path, device)
+        return found
+
+
+def _load(path: Path, device: Device) -> LoadedKernel:
+    from cuda.bindings import driver
+
+    with torch.cuda.device(device.index):
+        # Makes the primary context current in this thread, which the driver calls below need.
+        torch.cuda.current_stream().synchronize()
+        if path not in _libraries:
+            try:
+                library = Library(str(path))
+            except (OSError, ValueError) as error:
+                raise LaunchError(f"cannot load {path}: {error}; delete its folder to have it rebuilt") from error
+            image = check(
+                driver.cuLibraryLoadData(bytes(library.image), None, None, 0, None, None, 0),
+                f"load the image of {path}",
+            )
+            kernel = check(driver.cuLibraryGetKernel(image, KERNEL_SYMBOL), f"find the kernel in {path}")
+            _libraries[path] = library, image, kernel
+        library, _, kernel = _libraries[path]
+        handle = check(driver.cuDeviceGet(device.index), f"open device {device.index}")
+        attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        smem = library.info.smem_bytes
+        check(
+            driver.cuKernelSetAttribute(attribute, smem, kernel, handle),
+            f"reserve {smem} bytes of shared memory for {path} on {device.name}",
+        )
+        function = check(driver.cuKernelGetFunction(kernel), f"bind {path} to the current context")
+        blocks = check(
+            driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(function, library.info.threads, smem),
+            f"query the occupancy of {path}",
+        )
+        return LoadedKernel(library, int(kernel), int(blocks))

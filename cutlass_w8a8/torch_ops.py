@@ -1,0 +1,94 @@
+"""The calls as torch custom operators ``torch.ops.cutlass_w8a8.*``, for torch.compile, export and fake tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from cutlass_w8a8.errors import ArgumentError
+from cutlass_w8a8.ops import _run
+
+Tensor = torch.Tensor
+
+_OPERANDS = "Tensor a, Tensor b, Tensor scale_a, Tensor scale_b"
+SCHEMAS = (
+    f"scaled_mm({_OPERANDS}, ScalarType out_dtype, Tensor? bias=None, str? config=None) -> Tensor",
+    f"scaled_mm_azp({_OPERANDS}, ScalarType out_dtype, Tensor azp_adj, Tensor? azp=None, Tensor? bias=None, "
+    + "str? config=None) -> Tensor",
+    f"scaled_mm_out(Tensor(a!) out, {_OPERANDS}, Tensor? azp_adj=None, Tensor? azp=None, Tensor? bias=None, "
+    + "str? config=None) -> ()",
+)
+
+_library = torch.library.Library("cutlass_w8a8", "DEF")  # type: ignore[no-untyped-call]
+# Inductor may otherwise hand over a row-major copy of b.
+_TAGS = (torch.Tag.needs_fixed_stride_order, torch.Tag.pt2_compliant_tag)
+
+
+def _scaled_mm(
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    out_dtype: torch.dtype,
+    bias: Tensor | None = None,
+    config: str | None = None,
+) -> Tensor:
+    return _run(a, b, scale_a, scale_b, out_dtype, None, None, bias, None, config)
+
+
+def _scaled_mm_azp(
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    out_dtype: torch.dtype,
+    azp_adj: Tensor,
+    azp: Tensor | None = None,
+    bias: Tensor | None = None,
+    config: str | None = None,
+) -> Tensor:
+    return _run(a, b, scale_a, scale_b, out_dtype, azp_adj, azp, bias, None, config)
+
+
+def _scaled_mm_out(
+    out: Tensor,
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    azp_adj: Tensor | None = None,
+    azp: Tensor | None = None,
+    bias: Tensor | None = None,
+    config: str | None = None,
+) -> None:
+    _run(a, b, scale_a, scale_b, out.dtype, azp_adj, azp, bias, out, config)
+
+
+def _fake(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, out_dtype: torch.dtype, *_: object) -> Tensor:
+    if a.dtype is not b.dtype or a.shape[-1] != b.shape[0]:
+        raise ArgumentError(f"a {a.dtype} {tuple(a.shape)} and b {b.dtype} {tuple(b.shape)} cannot be multiplied")
+    return a.new_empty((*a.shape[:-1], b.shape[1]), dtype=out_dtype)
+
+
+def _fake_out(*_: object) -> None:
+    return None
+
+
+def _register() -> None:
+    implementations: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+        "scaled_mm": (_scaled_mm, _fake),
+        "scaled_mm_azp": (_scaled_mm_azp, _fake),
+        "scaled_mm_out": (_scaled_mm_out, _fake_out),
+    }
+    for schema in SCHEMAS:
+        name = schema.split("(")[0]
+        function, fake = implementations[name]
+        _library.define(schema, tags=_TAGS)  # type: ignore[no-untyped-call]
+        for key in ("CPU", "CUDA"):
+            _library.impl(name, function, key)  # type: ignore[no-untyped-call]
+        torch.library.register_fake(f"cutlass_w8a8::{name}", fake, lib=_library)
+
+
+_register()

@@ -1,0 +1,120 @@
+"""The demo's command line and its installer, without a download and without a compiler."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from examples.encoder import checkpoint
+from examples.encoder.__main__ import main, read_sentences
+from examples.encoder.model import Encoder, fp32_linear, from_bert
+from examples.encoder.w8a8 import quantize
+from tests.unit.tiny_encoder import CONFIG, SENTENCES, random_bert, tiny_tokenizer
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def tiny_checkpoint(tmp_path: Path) -> Path:
+    tensors, linears = from_bert(random_bert(CONFIG), CONFIG)
+    encoder = Encoder(CONFIG, tiny_tokenizer(), tensors)
+    with torch.no_grad():
+        reference = encoder.embed(encoder.batches(SENTENCES, 10)[0], fp32_linear(linears))
+    path = tmp_path / "tiny.safetensors"
+    checkpoint.save(path, checkpoint.Checkpoint(encoder, quantize(CONFIG, linears), SENTENCES, reference))
+    return path
+
+
+def test_run_from_a_checkpoint_reports_every_variant_and_layer(
+    tiny_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "out.json"
+    options = ["--checkpoint", str(tiny_checkpoint), "--device", "cpu", "--no-compile", "--json", str(output)]
+    assert main(options) == 0
+    printed = capsys.readouterr().out
+    written = json.loads(output.read_text())
+    assert written["device"] == "CPU" and written["sentences"] == len(SENTENCES) and written["built"] == []
+    assert [v["variant"] for v in written["variants"]] == ["fp32", "int8", "int8-azp", "fp8"]
+    assert written["variants"][0]["cosine_min"] == pytest.approx(1)
+    for variant in written["variants"][1:]:
+        assert 0.98 < variant["cosine_min"] <= variant["cosine_mean"] < 1 and variant["seconds"] > 0
+    tokens = sum(len(sentence.split()) + 2 for sentence in SENTENCES)
+    shapes = {(k["variant"], k["layer"]): (k["m"], k["n"], k["k"]) for k in written["kernels"]}
+    assert len(written["kernels"]) == len(shapes) == 12
+    assert shapes["int8-azp", "qkv"] == (tokens, 192, 64) and shapes["fp8", "output"] == (tokens, 64, 128)
+    for kernel in written["kernels"]:
+        operand = "e4m3" if kernel["variant"] == "fp8" else "int8"
+        epilogue = "azp-token-bias" if kernel["variant"] == "int8-azp" else "scaled-bias"
+        assert kernel["kernel"].startswith(f"sm90_{operand}_fp16_{epilogue}_token_channel_")
+        assert kernel["kernel"] in printed
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["export"], "`export` needs --output FILE"),
+        (["--output", "x"], "--output needs `export`"),
+        (["--checkpoint", "x", "--sentences", "y"], "--checkpoint brings its own sentences"),
+        (["--batch-size", "0"], "--batch-size 0: must be 1 or more"),
+    ],
+)
+def test_options_that_do_not_go_together(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(options)
+    assert stopped.value.code == 2 and message in capsys.readouterr().err
+
+
+def test_an_explained_error_is_one_line_and_status_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lonely = tmp_path / "one.txt"
+    lonely.write_text("just one\n\n")
+    assert main(["--device", "cpu", "--sentences", str(lonely)]) == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "has 1 sentences; nearest neighbours need two or more" in error
+    assert main(["--device", "cpu", "--sentences", str(tmp_path / "none")]) == 1
+    assert "give --sentences a UTF-8 text file" in capsys.readouterr().err
+
+
+def test_built_in_sentences_are_distinct_pairs() -> None:
+    sentences = read_sentences(REPOSITORY / "examples" / "encoder" / "sentences.txt")
+    assert len(sentences) == len(set(sentences)) == 200
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """A repository with the installer in it and nothing to install."""
+    (tmp_path / "scripts").mkdir()
+    for name in ("demo", "_env.sh"):
+        shutil.copy(REPOSITORY / "scripts" / name, tmp_path / "scripts" / name)
+    (tmp_path / "pyproject.toml").write_text("")
+    return tmp_path
+
+
+def run_demo(clone: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [clone / "scripts" / "demo"],
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"PYTHON": "/bin/false"}, "PYTHON=/bin/false is not a Python from 3.10 to 3.13"),
+        ({"CXX": "no-such-compiler"}, "no C++ compiler (no-such-compiler) was found; install g++"),
+    ],
+)
+def test_installer_says_what_is_missing_and_makes_nothing(clone: Path, variables: dict[str, str], message: str) -> None:
+    before = sorted(clone.rglob("*"))
+    result = run_demo(clone, **variables)
+    assert result.returncode == 1 and message in result.stderr and result.stderr.count("\n") == 1
+    assert sorted(clone.rglob("*")) == before

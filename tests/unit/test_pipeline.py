@@ -1,0 +1,322 @@
+"""From spec to library: what changes the key, when the compiler runs, and what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cutlass_w8a8
+from cutlass_w8a8 import pipeline
+from cutlass_w8a8.arch import SM80, SM90
+from cutlass_w8a8.config import CONFIG_FIELDS, KernelConfig, Raster, Schedule, Scheduler
+from cutlass_w8a8.dtypes import DType
+from cutlass_w8a8.errors import ArgumentError, CacheError, CompileError, ToolchainError
+from cutlass_w8a8.evt.epilogues import EpilogueSpec
+from cutlass_w8a8.pipeline import build, find, kernel_key, key_fields
+from cutlass_w8a8.spec import KernelSpec
+from cutlass_w8a8.toolchain import discover, headers
+from cutlass_w8a8.toolchain.flags import Flags
+
+SPEC = KernelSpec(
+    arch=SM90,
+    operand=DType.E4M3,
+    out=DType.BF16,
+    epilogue=EpilogueSpec.of(),
+    config=KernelConfig((128, 128, 128), Schedule.PINGPONG),
+)
+
+
+@pytest.fixture
+def tools(fake_tools: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Fake compilers, a fake emitter, fresh counters."""
+    monkeypatch.setattr(pipeline.emit, "digest", lambda: "emitter")
+    monkeypatch.setattr(
+        pipeline.emit, "render", lambda spec: {"kernel.cu": f"// {spec.name}\n", "stubs/cutlass/arch/wmma.h": ""}
+    )
+    monkeypatch.setattr(pipeline, "stats", pipeline.Stats())
+    return fake_tools
+
+
+# The key ------------------------------------------------------------------------------------------------------------
+
+SPEC_CHANGES: dict[str, object] = {
+    "arch": SM80,
+    "operand": DType.INT8,
+    "out": DType.FP16,
+    "epilogue": EpilogueSpec.of(bias=True),
+    "config": replace(SPEC.config, tile=(64, 128, 128)),
+}
+CONFIG_CHANGES: dict[str, object] = {
+    "tile": (128, 256, 128),
+    "schedule": Schedule.COOPERATIVE,
+    "cluster": (2, 1),
+    "warp": (64, 64, 64),
+    "stages": 3,
+    "swap_ab": True,
+    "scheduler": Scheduler.STREAM_K,
+    "fast_accum": False,
+    "pdl": True,
+}
+LAUNCH_CHANGES: dict[str, object] = {"splits": 2, "swizzle": 4, "raster": Raster.ALONG_N}
+
+
+def test_tables_name_every_field() -> None:
+    assert {field.name for field in fields(KernelSpec)} == SPEC_CHANGES.keys()
+    assert set(CONFIG_FIELDS) == CONFIG_CHANGES.keys() | LAUNCH_CHANGES.keys()
+    assert set(key_fields(SPEC)) == {"schema", "version", "spec", "emitter", "flags", "headers"}
+
+
+@pytest.mark.parametrize("name", SPEC_CHANGES)
+def test_spec_fields_change_the_key(tools: Any, name: str) -> None:
+    assert kernel_key(replace(SPEC, **{name: SPEC_CHANGES[name]})) != kernel_key(SPEC)
+
+
+@pytest.mark.parametrize("name", CONFIG_CHANGES)
+def test_config_fields_change_the_key(tools: Any, name: str) -> None:
+    config = replace(SPEC.config, **{name: CONFIG_CHANGES[name]})
+    assert kernel_key(replace(SPEC, config=config)) != kernel_key(SPEC)
+
+
+@pytest.mark.parametrize("name", LAUNCH_CHANGES)
+def test_launch_choices_share_the_key(tools: Any, name: str) -> None:
+    config = replace(SPEC.config, **{name: LAUNCH_CHANGES[name]})
+    assert kernel_key(replace(SPEC, config=config)) == kernel_key(SPEC)
+
+
+def test_epilogue_choices_change_the_key(tools: Any) -> None:
+    specs = [
+        replace(SPEC, operand=DType.INT8, epilogue=EpilogueSpec.of(scale_a, scale_b, azp, bias))
+        for scale_a in ("tensor", "token")
+        for scale_b in ("tensor", "channel")
+        for azp in ("none", "tensor", "token")
+        for bias in (False, True)
+    ]
+    assert len({kernel_key(spec) for spec in specs}) == len(specs) == 24
+
+
+@pytest.mark.parametrize(
+    "name", ["schema", "version", "emitter", "headers", "flags device", "flags host", "flags link"]
+)
+def test_everything_else_changes_the_key(tools: Any, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    before = kernel_key(SPEC)
+    flags = pipeline.flags_for(SPEC.arch, SPEC.config)
+    if name == "headers":
+        tools.write_headers("edited")
+        headers._read.cache_clear()
+    elif name.startswith("flags"):
+        half = name.split()[1]
+        changed: Flags = replace(flags, **{half: (*getattr(flags, half), "-g")})
+        monkeypatch.setattr(pipeline, "flags_for", lambda arch, config: changed)
+    else:
+        target = {
+            "schema": (pipeline, "SCHEMA"),
+            "version": (pipeline, "VERSION"),
+            "emitter": (pipeline.emit, "digest"),
+        }
+        value = (lambda: "edited") if name == "emitter" else "edited"
+        monkeypatch.setattr(*target[name], value)
+    assert kernel_key(SPEC) != before
+
+
+def test_key_is_the_same_in_another_process(fake_tools: Any, tmp_path: Path) -> None:
+    code = (
+        "import sys; from cutlass_w8a8.pipeline import kernel_key; from cutlass_w8a8.spec import KernelSpec; "
+        "print(kernel_key(KernelSpec.from_json(sys.argv[1])))"
+    )
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    moved = shutil.copytree(fake_tools.cutlass, tmp_path / "moved")
+    environment = {
+        "PYTHONPATH": str(Path(cutlass_w8a8.__file__).parents[1]),
+        "HOME": str(elsewhere),
+        "PATH": "",
+        "PYTHONHASHSEED": "7",
+        "CUTLASS_W8A8_CUTLASS_DIR": str(moved),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code, SPEC.to_json()],
+        cwd=elsewhere,
+        env=environment,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.strip() == kernel_key(SPEC)
+    assert os.listdir(elsewhere) == []
+
+
+# Building -----------------------------------------------------------------------------------------------------------
+
+
+def test_build_once_then_hit(tools: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = sorted(os.listdir(tmp_path))
+    assert find(SPEC) is None
+    first = build(SPEC)
+    assert first.compiled and first.key == kernel_key(SPEC)
+    assert first.library.read_text() == "library\n"
+    assert first.source.read_text() == f"// {SPEC.name}\n"
+    for again in (build(SPEC), find(SPEC)):
+        assert again is not None and not again.compiled and again.library == first.library
+    assert len(tools.calls) == 1
+    assert pipeline.stats == pipeline.Stats(lookups=4, hits=2, compiles=1, reused=0)
+    assert sorted(os.listdir(tmp_path)) == sorted([*before, "cache"])
+
+
+def test_manifest_says_what_was_built_and_how(tools: Any, tmp_path: Path) -> None:
+    entry = build(SPEC)
+    manifest = entry.manifest
+    assert manifest["name"] == SPEC.name
+    assert KernelSpec.from_json(entry.fields["spec"]) == SPEC
+    assert manifest["nvcc"]["version"] == "13.0.7"
+    assert "release 13.0" in manifest["nvcc"]["identity"]
+    assert manifest["cxx"]["identity"] == "g++ 12.2.0\n"
+    assert manifest["headers"] == {"digest": headers.headers_digest(), "version": "4.2.0"}
+    assert manifest["resources"] == {"registers": 168, "stack": 16, "spill_stores": 4, "spill_loads": 8}
+    assert manifest["commands"][0].startswith("$NVCC -fatbin")
+    assert manifest["seconds"] > 0 and manifest["created"]
+    everything = b"".join(path.read_bytes() for path in (tmp_path / "cache").rglob("*") if path.is_file())
+    assert str(tmp_path).encode() not in everything
+
+
+def test_reading_needs_no_tools(tools: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    built = build(SPEC)
+    shutil.move(tmp_path / "cache", tmp_path / "copied")
+    monkeypatch.setenv("CUTLASS_W8A8_CACHE_DIR", str(tmp_path / "copied"))
+    monkeypatch.setenv("CUTLASS_W8A8_JIT", "off")
+    monkeypatch.setenv("PATH", "")
+    for path in (tools.nvcc, tools.cxx):
+        path.unlink()
+    discover._find.cache_clear()
+    monkeypatch.setattr(pipeline.emit, "render", lambda spec: pytest.fail("rendered on a hit"))
+    entry = build(SPEC)
+    assert not entry.compiled
+    assert entry.library.relative_to(tmp_path / "copied") == built.library.relative_to(tmp_path / "cache")
+
+
+def test_missing_tools_name_the_kernel_and_the_command(tools: Any) -> None:
+    tools.nvcc.unlink()
+    with pytest.raises(ToolchainError) as caught:
+        build(SPEC)
+    for part in (SPEC.name, "CUTLASS_W8A8_NVCC=", SPEC.command("build")):
+        assert part in str(caught.value)
+
+
+def test_too_old_toolkit_never_compiles(tools: Any) -> None:
+    tools.write(version="11.8")
+    with pytest.raises(ToolchainError, match=r"need CUDA 12\.0"):
+        build(SPEC)
+    assert tools.calls == []
+
+
+def test_emitter_edit_that_changes_no_text_does_not_compile(tools: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = build(SPEC)
+    monkeypatch.setattr(pipeline.emit, "digest", lambda: "edited")
+    second = build(SPEC)
+    assert second.key != first.key and second.library == first.library and not second.compiled
+    assert (len(tools.calls), pipeline.stats.reused) == (1, 1)
+    monkeypatch.setattr(pipeline.emit, "digest", lambda: "edited again")
+    monkeypatch.setattr(pipeline.emit, "render", lambda spec: {"kernel.cu": "// other text\n"})
+    third = build(SPEC)
+    assert third.compiled and third.library != first.library
+    assert len(tools.calls) == 2
+
+
+def test_another_compiler_rebuilds_only_when_forced(tools: Any) -> None:
+    first = build(SPEC)
+    tools.write(version="13.5", cxx_version="g++ 14")
+    discover._find.cache_clear()
+    assert build(SPEC).library == first.library
+    forced = build(SPEC, force=True)
+    assert forced.compiled and forced.key == first.key and forced.library != first.library
+    assert forced.manifest["nvcc"]["version"] == "13.5.7"
+    assert build(SPEC).library == forced.library
+    assert len(tools.calls) == 2
+
+
+@pytest.mark.parametrize("changed", [{"version": "13.1"}, {"cxx_version": "g++ 14"}])
+def test_objects_differ_by_either_compiler(tools: Any, changed: dict[str, str]) -> None:
+    first = build(SPEC)
+    tools.write(**changed)
+    discover._find.cache_clear()
+    assert build(SPEC, force=True).directory != first.directory
+
+
+def test_force_replaces_the_object_of_the_same_compiler(tools: Any) -> None:
+    first = build(SPEC)
+    tools.write(link="echo again > kernel.so; exit 0")
+    second = build(SPEC, force=True)
+    assert second.directory == first.directory and second.library.read_text() == "again\n"
+
+
+def test_broken_library_is_compiled_again(tools: Any) -> None:
+    build(SPEC).library.write_text("broken!\n")
+    assert find(SPEC) is None
+    again = build(SPEC)
+    assert again.compiled and again.library.read_text() == "library\n"
+    assert len(tools.calls) == 2
+
+
+def test_threads_compile_once(tools: Any) -> None:
+    tools.write(device="sleep 0.2")
+    entries = []
+    threads = [threading.Thread(target=lambda: entries.append(build(SPEC))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(tools.calls) == 1
+    assert sorted(entry.compiled for entry in entries) == [False, False, False, True]
+    assert (pipeline.stats.compiles, pipeline.stats.reused) == (1, 0)
+
+
+def test_compile_failure_keeps_the_source_and_publishes_nothing(tools: Any, tmp_path: Path) -> None:
+    tools.write(device="echo 'kernel.cu(1): error: no' >&2; exit 1")
+    with pytest.raises(CompileError) as caught:
+        build(SPEC)
+    kept = tmp_path / "cache" / "failed" / SPEC.name
+    assert caught.value.source == kept / "kernel.cu"
+    assert str(kept) in str(caught.value) and "error: no" in caught.value.log
+    assert (kept / "kernel.cu").read_text() == f"// {SPEC.name}\n"
+    assert "error: no" in (kept / "build.log").read_text()
+    assert [path for path in (tmp_path / "cache" / "v1").rglob("*") if path.is_file() and path.suffix != ".lock"] == []
+    assert pipeline.stats.compiles == 0
+    tools.write()
+    assert build(SPEC).compiled
+
+
+# CUTLASS_W8A8_JIT ---------------------------------------------------------------------------------------------------
+
+
+def test_jit_off_makes_a_miss_an_error(tools: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CUTLASS_W8A8_JIT", "off")
+    with pytest.raises(CacheError) as caught:
+        build(SPEC)
+    for part in (SPEC.name, str(tmp_path / "cache"), "CUTLASS_W8A8_JIT=off", SPEC.command("build")):
+        assert part in str(caught.value)
+    assert tools.calls == [] and not (tmp_path / "cache").exists()
+    assert build(SPEC, explicit=True).compiled
+    assert not build(SPEC).compiled
+
+
+def test_jit_variable_is_checked(tools: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for value, expected in (("", True), ("on", True), ("1", True), ("OFF", False), ("0", False)):
+        monkeypatch.setenv("CUTLASS_W8A8_JIT", value)
+        assert pipeline.jit_enabled() is expected
+    monkeypatch.setenv("CUTLASS_W8A8_JIT", "perhaps")
+    with pytest.raises(ArgumentError, match="perhaps is neither on nor off"):
+        build(SPEC)
+
+
+def test_manifest_is_plain_json(tools: Any) -> None:
+    entry = build(SPEC)
+    assert json.loads((entry.directory / "build.json").read_text()) == entry.manifest

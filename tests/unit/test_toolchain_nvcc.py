@@ -1,0 +1,201 @@
+"""The compile steps around the compilers: commands, failures, logs, leftovers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cutlass_w8a8.arch import SM80, SM90
+from cutlass_w8a8.config import KernelConfig
+from cutlass_w8a8.errors import CompileError, ToolchainError
+from cutlass_w8a8.toolchain import progress
+from cutlass_w8a8.toolchain.discover import find_toolkit
+from cutlass_w8a8.toolchain.flags import flags_for
+from cutlass_w8a8.toolchain.headers import require_headers
+from cutlass_w8a8.toolchain.nvcc import CompileResult, compile_kernel
+from cutlass_w8a8.toolchain.process import Finished
+from cutlass_w8a8.toolchain.resources import Resources, parse_resources
+
+FILES = {"kernel.cu": "// text\n", "host_prelude.h": "", "stubs/cutlass/arch/wmma.h": ""}
+CONFIG = KernelConfig.parse("128x128x128_2x1_pingpong")
+
+
+def compile_with(tmp_path: Path, files: dict[str, str] | None = None) -> CompileResult:
+    workdir = tmp_path / "work"
+    workdir.mkdir()
+    return compile_kernel(
+        files or FILES,
+        flags_for(SM90, CONFIG),
+        find_toolkit(),
+        require_headers(),
+        workdir,
+        keep=tmp_path / "failed" / "name",
+    )
+
+
+def test_success(fake_tools: Any, tmp_path: Path) -> None:
+    result = compile_with(tmp_path)
+    assert result.library.read_text() == "library\n"
+    assert result.resources == Resources(registers=168, stack=16, spill_stores=4, spill_loads=8)
+    assert not (tmp_path / "failed").exists()
+    # The compilers ran in the work directory and kept their temporary files there.
+    workdir = str(tmp_path / "work")
+    assert fake_tools.calls[0].startswith(f"{workdir} {workdir} -fatbin -gencode arch=compute_90a,code=sm_90a ")
+
+
+def test_record_names_no_machine_path(fake_tools: Any, tmp_path: Path) -> None:
+    fake_tools.write(device=f'echo "note: see {fake_tools.cutlass}/include/cute/x.h and {fake_tools.nvcc}x and $PWD/k"')
+    result = compile_with(tmp_path)
+    device, host, link = result.commands
+    assert device.startswith("$NVCC -fatbin ") and "-ccbin=$CXX -I$CUTLASS kernel.cu" in device
+    assert host.startswith("$CXX ")
+    assert "-Istubs -I$CUTLASS -I$CUDA/include -isystem $CUDA/include/cccl " in host
+    assert "-D__CUDACC_VER_MAJOR__=13 -D__CUDACC_VER_MINOR__=0" in host
+    assert link.startswith("$CXX host.o image.s -o kernel.so -shared ")
+    assert "note: see $CUTLASS/cute/x.h and $CUDA/bin/nvccx and ./k" in result.log
+    assert str(tmp_path) not in result.log + "".join(result.commands)
+
+
+@pytest.mark.parametrize("step", ["device", "host", "link"])
+def test_failure_carries_command_log_and_source(fake_tools: Any, tmp_path: Path, step: str) -> None:
+    fake_tools.write(**{step: "echo first; echo 'kernel.cu(7): error: wrong' >&2; exit 2;"})
+    with pytest.raises(CompileError) as caught:
+        compile_with(tmp_path)
+    error = caught.value
+    compiler = fake_tools.nvcc if step == "device" else fake_tools.cxx
+    assert error.command.startswith(f"{compiler} ")
+    assert "first\nkernel.cu(7): error: wrong\n" in error.log
+    assert error.source == tmp_path / "failed" / "name" / "kernel.cu"
+    assert error.source.read_text() == "// text\n"
+    kept = error.source.with_name("build.log").read_text()
+    assert error.command in kept and "error: wrong" in kept
+    for part in ("failed with status 2", "kernel.cu(7): error: wrong", str(error.source.parent)):
+        assert part in str(error)
+    assert os.listdir(tmp_path / "failed") == ["name"]
+
+
+def test_a_later_failure_replaces_what_was_kept(fake_tools: Any, tmp_path: Path) -> None:
+    fake_tools.write(device="exit 1")
+    (tmp_path / "failed" / "name").mkdir(parents=True)
+    (tmp_path / "failed" / "name" / "old").touch()
+    with pytest.raises(CompileError):
+        compile_with(tmp_path)
+    assert sorted(os.listdir(tmp_path / "failed" / "name")) == ["build.log", "host_prelude.h", "kernel.cu", "stubs"]
+
+
+@pytest.mark.parametrize(("failing", "other"), [("host", "device"), ("device", "host")])
+def test_one_half_failing_kills_the_other(fake_tools: Any, tmp_path: Path, failing: str, other: str) -> None:
+    # The sleeping half starts a child, as nvcc does, and both must go.
+    pids = tmp_path / "pids"
+    sleeping = f"sleep 60 & echo $$ $! > {pids}; wait"
+    failure = f"while [ ! -s {pids} ]; do sleep 0.01; done; exit 1"
+    fake_tools.write(**{failing: failure, other: sleeping})
+    begin = time.monotonic()
+    with pytest.raises(CompileError, match="failed with status 1"):
+        compile_with(tmp_path)
+    assert time.monotonic() - begin < 30
+    for pid in map(int, pids.read_text().split()):
+        assert is_gone(pid)
+
+
+def is_gone(pid: int) -> bool:
+    for _ in range(200):
+        try:
+            # A killed grandchild stays a zombie until its new parent collects it.
+            if Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z":
+                return True
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        time.sleep(0.01)
+    return False
+
+
+@pytest.mark.parametrize(
+    "command", ["kill -9 $$", "echo \"nvcc error   : 'cicc' died due to signal 9 (Kill signal)\"; exit 9"]
+)
+def test_killed_compiler_suggests_memory(fake_tools: Any, tmp_path: Path, command: str) -> None:
+    fake_tools.write(device=command)
+    with pytest.raises(CompileError, match=r"killed by signal 9.*memory.*3\.5 GB"):
+        compile_with(tmp_path)
+
+
+def test_killed_host_compiler_is_recognised() -> None:
+    output = "g++: fatal error: Killed signal terminated program cc1plus\ncompilation terminated.\n"
+    assert Finished(("g++",), 1, output, 0.0).killing_signal == signal.SIGKILL
+    assert Finished(("g++",), 1, "error: no", 0.0).killing_signal is None
+
+
+def test_source_without_the_kernel(fake_tools: Any, tmp_path: Path) -> None:
+    fake_tools.write(device="echo image > kernel.fatbin; exit 0")
+    with pytest.raises(CompileError, match="defines no kernel named w8a8_kernel"):
+        compile_with(tmp_path)
+
+
+def test_compiler_that_cannot_run(fake_tools: Any, tmp_path: Path) -> None:
+    find_toolkit()
+    fake_tools.nvcc.chmod(0o644)
+    with pytest.raises(ToolchainError, match=r"cannot be run.*is it an executable file"):
+        compile_with(tmp_path)
+
+
+def test_environment_flags_do_not_reach_nvcc(fake_tools: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NVCC_APPEND_FLAGS", "-O0")
+    fake_tools.write(device='echo "append=$NVCC_APPEND_FLAGS; lc=$LC_ALL"')
+    assert "append=; lc=C\n" in compile_with(tmp_path).log
+
+
+@pytest.mark.parametrize("name", ["/etc/x", "../x", "a/../../x"])
+def test_source_files_stay_in_their_directory(fake_tools: Any, tmp_path: Path, name: str) -> None:
+    with pytest.raises(ValueError, match="stay inside"):
+        compile_with(tmp_path, {**FILES, name: ""})
+
+
+def test_flags() -> None:
+    plain, pdl = flags_for(SM90, CONFIG), flags_for(SM90, KernelConfig.parse("128x128x128_pingpong_pdl"))
+    sm80 = flags_for(SM80, KernelConfig.parse("128x128x64_multistage_pdl"))
+    macro = "-DCUTLASS_ENABLE_GDC_FOR_SM90=1"
+    # Both halves or neither: the types they share depend on it.
+    assert [macro in half for flags in (plain, pdl, sm80) for half in (flags.device, flags.host)] == [
+        *(False, False),
+        *(True, True),
+        *(False, False),
+    ]
+    assert "arch=compute_90a,code=sm_90a" in plain.device
+    assert "arch=compute_80,code=[sm_80,compute_80]" in sm80.device
+    assert len({flags.to_json() for flags in (plain, pdl, sm80)}) == 3
+
+
+def test_resources_are_those_of_the_entry() -> None:
+    log = (
+        "ptxas info    : Compiling entry function 'other' for 'sm_80'\n"
+        "ptxas info    : Function properties for other\n"
+        "    1 bytes stack frame, 2 bytes spill stores, 3 bytes spill loads\n"
+        "ptxas info    : Used 4 registers\n"
+        "ptxas info    : Compiling entry function 'w8a8_kernel' for 'sm_80'\n"
+        "ptxas info    : Function properties for helper\n"
+        "    5 bytes stack frame, 6 bytes spill stores, 7 bytes spill loads\n"
+        "ptxas info    : Function properties for w8a8_kernel\n"
+        "    8 bytes stack frame, 9 bytes spill stores, 10 bytes spill loads\n"
+        "ptxas info    : Used 254 registers, used 1 barriers\n"
+    )
+    assert parse_resources(log, "w8a8_kernel") == Resources(registers=254, stack=8, spill_stores=9, spill_loads=10)
+    assert parse_resources(log, "w8a8") is None
+
+
+@pytest.mark.parametrize(("terminal", "quiet", "shown"), [(True, "", True), (True, "1", False), (False, "", False)])
+def test_progress_only_for_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], terminal: bool, quiet: str, shown: bool
+) -> None:
+    monkeypatch.setenv("CUTLASS_W8A8_QUIET", quiet)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(progress.sys.stderr, "isatty", lambda: terminal)
+    with progress.compiling("sm90_[x]"):
+        pass
+    captured = capsys.readouterr()
+    assert ("compiling sm90_[x] …" in captured.err) == shown
+    assert captured.out == ""
