@@ -70,9 +70,10 @@ def check(
     operand, out_type = _types(a, b, out_dtype)
     _devices(a, ("b", b), ("scale_a", scale_a), ("scale_b", scale_b), ("bias", bias), ("azp_adj", azp_adj),
              ("azp", azp), ("out", out))  # fmt: skip
-    m, n, k, lda, ldb = _matrices(a, b)
+    m, n, k = _shapes(a, b)
     azp_kind = _zero_point(azp_adj, azp, operand, m, n)
     _extents(m, n, k, operand, azp_kind)
+    lda, ldb = _strides(a, b) if m and n and k else (k, k)
     epilogue = EpilogueSpec.of(
         scale_a=_scale_a(scale_a, m), scale_b=_scale_b(scale_b, n), azp=azp_kind, bias=bias is not None
     )
@@ -116,7 +117,7 @@ def _devices(a: torch.Tensor, *others: tuple[str, torch.Tensor | None]) -> None:
             )
 
 
-def _matrices(a: torch.Tensor, b: torch.Tensor) -> tuple[int, int, int, int, int]:
+def _shapes(a: torch.Tensor, b: torch.Tensor) -> tuple[int, int, int]:
     if a.dim() < 2:
         raise ArgumentError(f"a has shape {tuple(a.shape)}; it must be [..., M, K]; add a dimension with a[None]")
     if b.dim() != 2:
@@ -127,18 +128,19 @@ def _matrices(a: torch.Tensor, b: torch.Tensor) -> tuple[int, int, int, int, int
             f"first K={b.shape[0]}; pass b as [K, N]"
         )
     k, n = b.shape
-    m = math.prod(a.shape[:-1])
-    if not (m and n and k):
-        return m, n, k, k, k
+    return math.prod(a.shape[:-1]), n, k
+
+
+def _strides(a: torch.Tensor, b: torch.Tensor) -> tuple[int, int]:
     try:
-        a = a.view(-1, k)
+        a = a.view(-1, a.shape[-1])
     except RuntimeError:
         raise ArgumentError(
             f"a of shape {tuple(a.shape)} and strides {a.stride()} cannot be viewed as [M, K]; pass a.contiguous()"
         ) from None
     lda = _leading("a", a.stride(), a.shape, "row-major [M, K]", "a.contiguous()")
     ldb = _leading("b", b.stride()[::-1], b.shape[::-1], "column-major [K, N]", "b.t().contiguous().t()")
-    return m, n, k, lda, ldb
+    return lda, ldb
 
 
 def _leading(name: str, stride: Sequence[int], shape: Sequence[int], layout: str, remedy: str) -> int:
