@@ -17,7 +17,7 @@ import torch
 def facts(commit: str | None = None) -> dict[str, Any]:
     """Date, software versions and the GPU with its driver, clocks and power, as far as they can be learnt."""
     known: dict[str, Any] = {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "commit": commit,
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -59,4 +59,4 @@ def write_json(path: Path, content: object) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False) as handle:
         json.dump(content, handle, indent=1)
-    os.replace(handle.name, path)
+    Path(handle.name).replace(path)

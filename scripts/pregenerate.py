@@ -68,7 +68,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--arch", choices=[*ARCHS, ALL], help="default: all", **several)
     operands = sorted({dtype.value for arch in ARCHS.values() for dtype in arch.operands})
     parser.add_argument("--a-dtype", choices=[*operands, ALL], help="default: all the arch serves", **several)
-    parser.add_argument("--out-dtype", choices=[*(d.value for d in OUTPUT_DTYPES), ALL], help="default: bf16", **several)
+    parser.add_argument(
+        "--out-dtype", choices=[*(d.value for d in OUTPUT_DTYPES), ALL], help="default: bf16", **several
+    )
     parser.add_argument("--epilogue", help="such as scaled_token_channel; default: all", **several)
     parser.add_argument("--config", help="a configuration; default: all in the arch's heuristic table", **several)
     parser.add_argument("--plan", type=Path, metavar="FILE", help="a JSON list of specifications, instead of the above")
@@ -124,7 +126,9 @@ def product(options: argparse.Namespace) -> list[KernelSpec]:
         if wants_all(options.arch):
             operands = [operand for operand in operands if operand in arch.operands]
         outs = [DType(name) for name in options.out_dtype or [DType.BF16.value] if name != ALL]
-        for operand, out in itertools.product(operands, outs if ALL not in (options.out_dtype or []) else OUTPUT_DTYPES):
+        for operand, out in itertools.product(
+            operands, outs if ALL not in (options.out_dtype or []) else OUTPUT_DTYPES
+        ):
             epilogues = every_epilogue(operand) if wants_all(options.epilogue) else named_epilogues(options.epilogue)
             configs = (
                 table_configs(arch, operand)
@@ -157,8 +161,8 @@ def named_epilogues(names: Iterable[str]) -> list[EpilogueSpec]:
         return [EpilogueSpec.parse(name) for name in names]
     except ValueError as error:
         raise ArgumentError(
-            f"--epilogue {' '.join(names)}: {error}; write <formula>_<scale_a>_<scale_b>, such as scaled_token_channel; "
-            f"formulas are {', '.join(FORMULAS)}"
+            f"--epilogue {' '.join(names)}: {error}; write <formula>_<scale_a>_<scale_b>, such as "
+            f"scaled_token_channel; formulas are {', '.join(FORMULAS)}"
         ) from error
 
 
@@ -175,15 +179,13 @@ def reasons_against(spec: KernelSpec) -> list[str]:
         return [str(error)]
 
 
-def write_sources(specs: Iterable[KernelSpec], folder: Path) -> int:
-    """Write every kernel's text; returns how many there are."""
+def write_sources(specs: Iterable[KernelSpec], folder: Path) -> None:
+    """Write every kernel's text."""
     folder.mkdir(parents=True, exist_ok=True)
-    count = 0
-    for count, spec in enumerate(specs, 1):
+    for spec in specs:
         files = emit.render(spec)
         write_synced(folder / f"{spec.name}.cu", files["kernel.cu"].encode())
         write_synced(folder / "host_prelude.h", files["host_prelude.h"].encode())
-    return count
 
 
 def build(text: str) -> Outcome:
@@ -226,7 +228,8 @@ def build_all(specs: Sequence[KernelSpec], jobs: int, console: Console) -> list[
 
 
 def report(outcomes: Sequence[Outcome], console: Console) -> None:
-    table = Table("kernel", box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
+    table.add_column("kernel", overflow="fold")
     for heading in ("seconds", "registers", "spilled bytes", "shared memory", "library KB"):
         table.add_column(heading, justify="right", no_wrap=True)
     for outcome in outcomes:
@@ -236,8 +239,7 @@ def report(outcomes: Sequence[Outcome], console: Console) -> None:
             seconds = f"{outcome.seconds:.1f}" + ("" if outcome.compiled else " (was there)")
             cells = (outcome.registers, outcome.spills, outcome.smem, outcome.size // 1000)
             table.add_row(outcome.spec.name, seconds, *map(str, cells))
-    # A pipe has no width: give the table all it wants rather than fold names.
-    console.print(table, width=None if console.is_terminal else 200)
+    console.print(table)
     for outcome in outcomes:
         if outcome.error:
             console.print(f"\n{outcome.spec.name}: {outcome.error}", markup=False)
@@ -245,7 +247,8 @@ def report(outcomes: Sequence[Outcome], console: Console) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
-    console = Console(highlight=False, soft_wrap=True)
+    # A pipe has no width: lines as long as they need to be rather than folded names.
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 250)
     try:
         specs = kernels(options)
         if options.print_plan:
@@ -253,7 +256,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         folder = options.out.absolute()
         if options.sources_only:
-            print(f"{write_sources(specs, folder / 'sources')} sources in {folder / 'sources'}")
+            write_sources(specs, folder / "sources")
+            print(f"{len(specs)} sources in {folder / 'sources'}")
             return 0
         os.environ[ROOT_VARIABLE] = str(folder)
         os.environ[QUIET_VARIABLE] = "1"

@@ -146,7 +146,7 @@ class Grid:
                 output = self._output(combination, shape, layout)
                 try:
                     got = call(combination, inputs, epilogue, out=output.view if output else None, config=config)
-                except Exception as error:  # noqa: BLE001 - whatever it is, it is a failure to report
+                except Exception as error:  # whatever it is, it is a failure to report
                     where = f"{combination.name} [{config or 'dispatch'}] {shape} {layout}"
                     self.check(combination.name).record(False, f"{where}: {type(error).__name__}: {error}")
                     continue
@@ -225,7 +225,7 @@ def row_invariance(plan: Plan, device: str, shape: Shape = (512, 1024, 2064)) ->
                     got = call(combination, part, cases.make_epilogue(combination, part), config=config)
                     same = torch.equal(cases.bits(got), cases.bits(reference[: part.shape[0]]))
                     check.record(same, f"{title}: the first {rows} of {m} rows")
-            except Exception as error:  # noqa: BLE001
+            except Exception as error:
                 check.record(False, f"{title}: {type(error).__name__}: {error}")
     return [check]
 

@@ -167,7 +167,7 @@ def run(options: argparse.Namespace, out: Console) -> None:
         out.print(f"Running on {where}. Preparing {len(specs)} kernels; one takes up to a minute unless cached.")
         built = build_all(specs, progress(out, len(specs)))
     else:
-        out.print("No usable GPU: running on the CPU, through the evaluator of the same formulas.")
+        out.print("Running on the CPU, through the evaluator of the same formulas.")
 
     results = [report.compare("fp32", work.reference, work.reference, work.fp32_seconds)]
     for variant in variants:
@@ -183,7 +183,8 @@ def run(options: argparse.Namespace, out: Console) -> None:
         built = [build(sample.spec)]
         report.print_built(out, built[0])
     if options.json:
-        report.write_json(options.json, where, len(work.sentences), results, rows, built)
+        sentences = len(work.sentences)
+        report.write_json(options.json, device=where, sentences=sentences, results=results, served=rows, built=built)
         out.print(f"Wrote {options.json}")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -72,7 +71,7 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
             whole = Path(folder) / path.name
             save_file({name: t.cpu().contiguous() for name, t in tensors.items()}, whole, metadata)
-            os.replace(whole, path)
+            whole.replace(path)
     except OSError as error:
         raise DemoError(f"cannot write the checkpoint {path}: {error}; choose another --output") from error
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -89,7 +88,13 @@ def print_built(out: Console, built: Built) -> None:
 
 
 def write_json(
-    path: Path, device: str, sentences: int, results: Sequence[Result], rows: Sequence[Served], built: Sequence[Built]
+    path: Path,
+    *,
+    device: str,
+    sentences: int,
+    results: Sequence[Result],
+    served: Sequence[Served],
+    built: Sequence[Built],
 ) -> None:
     """Write everything the tables show as JSON, replacing ``path`` in one step.
 
@@ -110,7 +115,7 @@ def write_json(
                 "kernel": row.kernel,
                 "config": row.config,
             }
-            for row in rows
+            for row in served
         ],
         "built": [asdict(one) for one in built],
     }
@@ -118,6 +123,6 @@ def write_json(
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
             whole = Path(folder) / path.name
             whole.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-            os.replace(whole, path)
+            whole.replace(path)
     except OSError as error:
         raise DemoError(f"cannot write {path}: {error}; choose another --json") from error

@@ -42,8 +42,11 @@ def off_by(x: torch.Tensor, quantized: torch.Tensor, scale: torch.Tensor) -> tor
 def test_int8_symmetric_is_off_by_half_a_scale_at_most() -> None:
     x = tricky_rows()
     q, scale = int8_symmetric(x)
-    assert q.dtype is torch.int8 and q.min() >= -127
-    assert scale.shape == (len(x), 1) and scale.dtype is torch.float32 and bool((scale > 0).all())
+    assert q.dtype is torch.int8
+    assert q.min() >= -127
+    assert scale.shape == (len(x), 1)
+    assert scale.dtype is torch.float32
+    assert bool((scale > 0).all())
     assert bool((off_by(x, q, scale) <= scale.double() * 0.50001).all())
     used = x.abs().amax(dim=1) > 1e-9
     assert bool((q.abs().amax(dim=1)[used] == 127).all())
@@ -52,8 +55,11 @@ def test_int8_symmetric_is_off_by_half_a_scale_at_most() -> None:
 def test_int8_zero_point_is_off_by_half_a_scale_at_most() -> None:
     x = tricky_rows()
     q, scale, azp = int8_zero_point(x)
-    assert q.dtype is torch.int8 and azp.dtype is torch.int32 and azp.shape == (len(x),)
-    assert azp.min() >= -128 and azp.max() <= 127
+    assert q.dtype is torch.int8
+    assert azp.dtype is torch.int32
+    assert azp.shape == (len(x),)
+    assert azp.min() >= -128
+    assert azp.max() <= 127
     error = off_by(x, q.int() - azp.unsqueeze(1), scale)
     assert bool((error <= scale.double() * 0.501).all())
 
@@ -76,7 +82,8 @@ def test_int8_zero_point_pays_off_on_one_sided_rows() -> None:
 def test_fp8_is_off_by_half_a_step_at_most() -> None:
     x = tricky_rows()
     q, scale = fp8_e4m3(x)
-    assert q.dtype is torch.float8_e4m3fn and not bool(q.float().isnan().any())
+    assert q.dtype is torch.float8_e4m3fn
+    assert not bool(q.float().isnan().any())
     bound = torch.maximum(x.double().abs() / 16, scale.double() * 2**-10) * 1.00001
     assert bool((off_by(x, q.float(), scale) <= bound).all())
     used = x.abs().amax(dim=1) > 1e-9
@@ -171,7 +178,8 @@ def test_checkpoint_round_trip(tiny: tuple[Encoder, dict[str, torch.Tensor]], tm
     assert list(tmp_path.iterdir()) == [path]
 
     loaded = checkpoint.load(path)
-    assert loaded.sentences == kept and loaded.encoder.config == CONFIG
+    assert loaded.sentences == kept
+    assert loaded.encoder.config == CONFIG
     assert torch.equal(loaded.reference, reference)
     for name, layer in layers.items():
         for field, tensor in vars(layer).items():

@@ -39,15 +39,19 @@ def test_run_from_a_checkpoint_reports_every_variant_and_layer(
     assert main(options) == 0
     printed = capsys.readouterr().out
     written = json.loads(output.read_text())
-    assert written["device"] == "CPU" and written["sentences"] == len(SENTENCES) and written["built"] == []
+    assert written["device"] == "CPU"
+    assert written["sentences"] == len(SENTENCES)
+    assert written["built"] == []
     assert [v["variant"] for v in written["variants"]] == ["fp32", "int8", "int8-azp", "fp8"]
     assert written["variants"][0]["cosine_min"] == pytest.approx(1)
     for variant in written["variants"][1:]:
-        assert 0.98 < variant["cosine_min"] <= variant["cosine_mean"] < 1 and variant["seconds"] > 0
+        assert 0.98 < variant["cosine_min"] <= variant["cosine_mean"] < 1
+        assert variant["seconds"] > 0
     tokens = sum(len(sentence.split()) + 2 for sentence in SENTENCES)
     shapes = {(k["variant"], k["layer"]): (k["m"], k["n"], k["k"]) for k in written["kernels"]}
     assert len(written["kernels"]) == len(shapes) == 12
-    assert shapes["int8-azp", "qkv"] == (tokens, 192, 64) and shapes["fp8", "output"] == (tokens, 64, 128)
+    assert shapes["int8-azp", "qkv"] == (tokens, 192, 64)
+    assert shapes["fp8", "output"] == (tokens, 64, 128)
     for kernel in written["kernels"]:
         operand = "e4m3" if kernel["variant"] == "fp8" else "int8"
         epilogue = "azp-token-bias" if kernel["variant"] == "int8-azp" else "scaled-bias"
@@ -67,7 +71,8 @@ def test_run_from_a_checkpoint_reports_every_variant_and_layer(
 def test_options_that_do_not_go_together(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         main(options)
-    assert stopped.value.code == 2 and message in capsys.readouterr().err
+    assert stopped.value.code == 2
+    assert message in capsys.readouterr().err
 
 
 def test_an_explained_error_is_one_line_and_status_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -75,7 +80,8 @@ def test_an_explained_error_is_one_line_and_status_1(tmp_path: Path, capsys: pyt
     lonely.write_text("just one\n\n")
     assert main(["--device", "cpu", "--sentences", str(lonely)]) == 1
     error = capsys.readouterr().err
-    assert error.count("\n") == 1 and "has 1 sentences; nearest neighbours need two or more" in error
+    assert error.count("\n") == 1
+    assert "has 1 sentences; nearest neighbours need two or more" in error
     assert main(["--device", "cpu", "--sentences", str(tmp_path / "none")]) == 1
     assert "give --sentences a UTF-8 text file" in capsys.readouterr().err
 
@@ -116,5 +122,7 @@ def run_demo(clone: Path, **variables: str) -> subprocess.CompletedProcess[str]:
 def test_installer_says_what_is_missing_and_makes_nothing(clone: Path, variables: dict[str, str], message: str) -> None:
     before = sorted(clone.rglob("*"))
     result = run_demo(clone, **variables)
-    assert result.returncode == 1 and message in result.stderr and result.stderr.count("\n") == 1
+    assert result.returncode == 1
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
     assert sorted(clone.rglob("*")) == before

@@ -31,7 +31,7 @@ def modelled(combination: Combination, inputs: Inputs, epilogue: Epilogue) -> to
 
 
 def run(
-    monkeypatch: pytest.MonkeyPatch, kernel: Kernel, after: Callable[[torch.Tensor], None] = lambda out: None
+    monkeypatch: pytest.MonkeyPatch, kernel: Kernel, after: Callable[[torch.Tensor], None] = lambda _: None
 ) -> dict[str, Check]:
     def call(
         combination: Combination,
@@ -39,7 +39,7 @@ def run(
         epilogue: Epilogue,
         *,
         out: torch.Tensor | None = None,
-        config: str | None = None,
+        config: str | None = None,  # noqa: ARG001 - part of the signature
     ) -> torch.Tensor:
         result = kernel(combination, inputs, epilogue)
         if out is None:
@@ -101,7 +101,8 @@ def test_writes_outside_and_missing_writes_are_found(monkeypatch: pytest.MonkeyP
         out[-1, -1] = float("nan")
 
     checks = run(monkeypatch, modelled, unwritten)
-    assert checks[FP8.name].failed and checks[INT8.name].failed
+    assert checks[FP8.name].failed
+    assert checks[INT8.name].failed
 
 
 def test_exceptions_and_unequal_configurations_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +118,8 @@ def test_exceptions_and_unequal_configurations_are_found(monkeypatch: pytest.Mon
         return out
 
     checks = run(monkeypatch, kernel)
-    assert checks[INT8.name].failed == 2 * len(SHAPES) and "no such kernel" in checks[INT8.name].failures[0]
+    assert checks[INT8.name].failed == 2 * len(SHAPES)
+    assert "no such kernel" in checks[INT8.name].failures[0]
     assert checks["same bits from every configuration"].failed == len(SHAPES)
 
 

@@ -63,7 +63,8 @@ def test_fma_keeps_what_float64_drops(x: float, y: float, z: float) -> None:
 
 def test_int8_contract_against_rationals() -> None:
     inputs = cases.make_inputs((5, 16, 48), cases.INT8, seed=3)
-    assert inputs.azp is not None and inputs.azp_adj is not None
+    assert inputs.azp is not None
+    assert inputs.azp_adj is not None
     acc = ref.exact_accumulator(inputs.a, inputs.b)
     out = ref.int8_expected(
         acc,
@@ -209,7 +210,8 @@ def test_int8_expectation_is_sharp() -> None:
 
 def test_shapes_cover_what_they_promise() -> None:
     shapes = cases.shapes()
-    assert len(shapes) >= 300 and len(set(shapes)) == len(shapes)
+    assert len(shapes) >= 300
+    assert len(set(shapes)) == len(shapes)
     assert {m for m, _, _ in shapes} >= set(cases.M_VALUES)
     assert all(n % 16 == 0 and k % 16 == 0 for _, n, k in shapes)
     odd = [shape for shape in shapes if shape[1] // 16 % 2 and shape[2] // 16 % 2]
@@ -229,7 +231,8 @@ def test_layouts(layout: str) -> None:
     assert inputs.a.data_ptr() % 16 == 0
     for dtype in cases.OUT_DTYPES.values():
         output = cases.make_output(5, 32, dtype, layout)
-        assert output.view.data_ptr() % 16 == 0 and bool(output.view.isnan().all())
+        assert output.view.data_ptr() % 16 == 0
+        assert bool(output.view.isnan().all())
         output.view.fill_(1.0)
         assert output.touched().item() == 0
         where = output.view.storage_offset() - 1
@@ -243,5 +246,7 @@ def test_operands_are_reproducible_and_random() -> None:
     assert torch.equal(cases.bits(first.a), cases.bits(again.a))
     other = cases.make_inputs((3, 16, 32), cases.FP8, seed=10, wide=True)
     assert not torch.equal(cases.bits(first.a), cases.bits(other.a))
-    assert math.isfinite(first.a.float().abs().max().item()) and not bool(first.b.float().isnan().any())
-    assert bool((first.scale_b > 0).any()) and bool((first.scale_b < 0).any())
+    assert math.isfinite(first.a.float().abs().max().item())
+    assert not bool(first.b.float().isnan().any())
+    assert bool((first.scale_b > 0).any())
+    assert bool((first.scale_b < 0).any())

@@ -1,0 +1,76 @@
+"""The command line: show a kernel, build it, list the cache, and say what this machine lacks.
+
+Exit status: 0 done, 1 one of this package's errors (its message is on standard error), 2 wrong usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from cutlass_w8a8.cli import commands
+from cutlass_w8a8.cli.doctor import doctor
+from cutlass_w8a8.cli.options import add_kernel_options
+from cutlass_w8a8.errors import W8A8Error
+from cutlass_w8a8.version import VERSION
+
+__all__ = ["main"]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="cutlass-w8a8",
+        description="8-bit GEMM kernels for NVIDIA GPUs: their source, their binaries, their cache.",
+    )
+    parser.add_argument("--version", action="version", version=VERSION)
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="COMMAND")
+
+    show = verbs.add_parser("show", help="print a kernel's CUDA source, or its epilogue tree")
+    add_kernel_options(show)
+    drawing = show.add_mutually_exclusive_group()
+    drawing.add_argument("--tree", action="store_true", help="draw the epilogue tree instead")
+    drawing.add_argument("--mermaid", action="store_true", help="the same as a Mermaid flowchart")
+    show.set_defaults(run=commands.show)
+
+    build = verbs.add_parser("build", help="compile a kernel into the cache; needs no GPU")
+    add_kernel_options(build)
+    build.add_argument("--force", action="store_true", help="compile even if the kernel is cached")
+    build.set_defaults(run=commands.build)
+
+    listing = verbs.add_parser("list", help="what the cache holds")
+    listing.set_defaults(run=commands.listing)
+
+    check = verbs.add_parser("doctor", help="what was found on this machine, whether it suffices, and the remedy")
+    check.set_defaults(run=doctor)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        arguments: the words after the program's name; None takes them from ``sys.argv``.
+
+    Returns:
+        The exit status.
+
+    Raises:
+        SystemExit: the usage is wrong (status 2), or help or the version was asked for (0).
+    """
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    try:
+        status: int = options.run(options)
+        sys.stdout.flush()
+        return status
+    except W8A8Error as error:
+        print(f"cutlass-w8a8: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader, such as head, has seen enough. Python would complain again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0

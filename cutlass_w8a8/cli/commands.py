@@ -1,0 +1,99 @@
+"""The commands about kernels: show, build, list."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from cutlass_w8a8 import emit, pipeline
+from cutlass_w8a8.cache.location import cache_root
+from cutlass_w8a8.cache.store import Entry, Store
+from cutlass_w8a8.cli.options import kernel
+from cutlass_w8a8.errors import CacheError
+from cutlass_w8a8.evt import draw
+from cutlass_w8a8.runtime.abi import Library
+
+
+def show(options: argparse.Namespace) -> int:
+    """Print the source of a kernel, and nothing else; on a terminal, highlighted."""
+    spec = kernel(options)
+    if options.tree or options.mermaid:
+        tree = spec.epilogue.tree(spec.operand.accumulator, spec.out)
+        print(draw.mermaid(tree) if options.mermaid else draw.text(tree))
+        return 0
+    source = emit.render(spec)["kernel.cu"]
+    if sys.stdout.isatty():
+        from rich.console import Console
+        from rich.syntax import Syntax
+
+        Console().print(Syntax(source, "cuda", background_color="default", word_wrap=True))
+    else:
+        sys.stdout.write(source)
+    return 0
+
+
+def build(options: argparse.Namespace) -> int:
+    """Compile a kernel into the cache, and print where it is and what it uses."""
+    spec = kernel(options)
+    entry = pipeline.build(spec, force=options.force, explicit=True)
+    try:
+        info = Library(str(entry.library)).info
+    except (OSError, ValueError) as error:
+        raise CacheError(
+            f"{entry.library} cannot be loaded ({error}); compile it anew with: {spec.command('build')} --force"
+        ) from error
+    resources = entry.manifest["resources"]
+    spilled = resources["spill_stores"] + resources["spill_loads"]
+    rows = {
+        "kernel": spec.name,
+        "state": "compiled" if entry.compiled else "was in the cache",
+        "key": entry.key,
+        "library": str(entry.library),
+        "source": str(entry.source),
+        "compiler": _compiler(entry),
+        "compile time": f"{entry.manifest['seconds']:.1f} s",
+        "registers": f"{resources['registers']} a thread",
+        "spills": f"{spilled} bytes a thread" if spilled else "none",
+        "shared memory": f"{info.smem_bytes} bytes a block",
+        "threads": f"{info.threads} a block",
+    }
+    for label, value in rows.items():
+        print(f"{label:15}{value}")
+    return 0
+
+
+def listing(_: argparse.Namespace) -> int:
+    """Print the kernels in the cache."""
+    from rich.console import Console
+    from rich.table import Table
+
+    root = cache_root()
+    entries = sorted(Store(root).entries(), key=lambda entry: (str(entry.manifest["name"]), entry.key))
+    table = Table(box=None, pad_edge=False)
+    table.add_column("kernel", overflow="fold")
+    table.add_column("compiled with", no_wrap=True)
+    table.add_column("size", justify="right", no_wrap=True)
+    table.add_column("date", no_wrap=True)
+    for entry in entries:
+        date = str(entry.manifest["created"]).replace("T", " ")[:16]
+        table.add_row(str(entry.manifest["name"]), _compiler(entry), _kilobytes(_size(entry)), date)
+    # A pipe has no width: lines as long as they need to be rather than folded names.
+    console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 250)
+    if entries:
+        console.print(table)
+    # Several keys may share an object; count its bytes once.
+    total = sum({entry.directory: _size(entry) for entry in entries}.values())
+    console.print(f"{len(entries)} kernels, {_kilobytes(total)}, in {root}", soft_wrap=True)
+    return 0
+
+
+def _compiler(entry: Entry) -> str:
+    return f"nvcc {entry.manifest['nvcc']['version']}, CUTLASS {entry.manifest['headers']['version']}"
+
+
+def _size(entry: Entry) -> int:
+    return sum(int(file["bytes"]) for file in entry.manifest["files"].values())
+
+
+def _kilobytes(size: int) -> str:
+    return f"{size / 1000:.0f} KB"

@@ -1,0 +1,203 @@
+"""``doctor``: what was found on this machine, whether it is good enough, and what to do where it is not."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from cutlass_w8a8.arch import ARCHS, arch_for
+from cutlass_w8a8.cache.location import ROOT_VARIABLE, cache_root
+from cutlass_w8a8.errors import W8A8Error
+from cutlass_w8a8.pipeline import JIT_VARIABLE, jit_enabled
+from cutlass_w8a8.toolchain.discover import find_toolkit, require
+from cutlass_w8a8.toolchain.headers import PINNED_HEADERS_DIGEST, PINNED_PACKAGE, require_headers
+
+
+class Verdict(str, Enum):
+    """Whether what was found suffices. A note does not make the command fail."""
+
+    GOOD = "ok"
+    NOTE = "note"
+    BAD = "bad"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report.
+
+    Attributes:
+        what: the thing looked for.
+        found: what there is.
+        verdict: whether that suffices.
+        remedy: what to do or to know, where it does not.
+    """
+
+    what: str
+    found: str
+    verdict: Verdict = Verdict.GOOD
+    remedy: str = ""
+
+
+def doctor(_: argparse.Namespace) -> int:
+    """Print every finding; the exit status is 1 if one of them is bad."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False, soft_wrap=True)
+    styles = {Verdict.GOOD: "green", Verdict.NOTE: "yellow", Verdict.BAD: "bold red"}
+    bad = 0
+    for finding in findings():
+        bad += finding.verdict is Verdict.BAD
+        mark = Text(f"{finding.verdict.value:5}", styles[finding.verdict])
+        console.print(mark + Text(f"{finding.what:20}{finding.found}"))
+        if finding.remedy:
+            console.print(Text(" " * 25 + finding.remedy))
+    console.print("everything suffices" if not bad else f"{bad} of these must be mended to compile and run kernels")
+    return 1 if bad else 0
+
+
+def findings() -> Iterator[Finding]:
+    """All findings, in the order in which the parts are used."""
+    for what, check in _CHECKS:
+        try:
+            yield from check()
+        except W8A8Error as error:
+            yield Finding(what, "not usable", Verdict.BAD, str(error))
+
+
+def _python() -> Iterator[Finding]:
+    yield Finding("python", f"{sys.version.split()[0]}, {sys.executable}")
+
+
+def _compilers() -> Iterator[Finding]:
+    toolkit = find_toolkit()
+    version = ".".join(map(str, toolkit.version))
+    found = f"{version}, {toolkit.nvcc} (from {toolkit.origin})"
+    try:
+        for arch in ARCHS.values():
+            require(toolkit, arch)
+    except W8A8Error as error:
+        yield Finding("nvcc", found, Verdict.BAD, str(error))
+    else:
+        yield Finding("nvcc", found)
+    yield Finding("C++ compiler", f"{toolkit.cxx_identity.splitlines()[0]}, {toolkit.cxx}")
+
+
+def _headers() -> Iterator[Finding]:
+    headers = require_headers()
+    found = f"{headers.version}, {headers.include}"
+    if headers.digest == PINNED_HEADERS_DIGEST:
+        yield Finding("CUTLASS headers", found)
+    else:
+        yield Finding(
+            "CUTLASS headers",
+            found,
+            Verdict.NOTE,
+            f"these are not the headers of {PINNED_PACKAGE}, which kernels are tested with; kernels built with them "
+            "have keys of their own",
+        )
+
+
+def _emitter() -> Iterator[Finding]:
+    from cutlass_w8a8.evt.cppgen import import_cppgen
+
+    import_cppgen()
+    yield Finding("emitter", "cutlass_cppgen can be imported")
+
+
+def _torch() -> Iterator[Finding]:
+    import torch
+
+    build = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built for CPUs only"
+    found = f"{torch.__version__}, {build}"
+    if torch.version.cuda is None and Path("/proc/driver/nvidia/version").exists():
+        yield Finding(
+            "torch", found, Verdict.BAD, "there is a GPU here, which this torch cannot use; install one built for CUDA"
+        )
+    else:
+        yield Finding("torch", found)
+
+
+def _gpus() -> Iterator[Finding]:
+    import torch
+
+    if not torch.cuda.is_available():
+        yield Finding(
+            "GPU",
+            "none that torch can use",
+            Verdict.NOTE,
+            "kernels can be compiled here, but not run; CPU tensors use the evaluator",
+        )
+        return
+    yield _driver()
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        capability = properties.major, properties.minor
+        found = f"{properties.name}, compute capability {properties.major}.{properties.minor}"
+        try:
+            yield Finding(f"GPU {index}", f"{found}: {arch_for(capability).name} kernels")
+        except W8A8Error as error:
+            yield Finding(f"GPU {index}", found, Verdict.BAD, str(error))
+
+
+def _driver() -> Finding:
+    from cuda.bindings import driver
+
+    result, number = driver.cuDriverGetVersion()
+    if result != driver.CUresult.CUDA_SUCCESS:
+        return Finding("driver", "no answer", Verdict.BAD, f"cuDriverGetVersion says {result}; reinstall the driver")
+    major, minor = number // 1000, number % 1000 // 10
+    found = f"for CUDA {major}.{minor} and older"
+    try:
+        toolkit_major = find_toolkit().version[0]
+    except W8A8Error:
+        return Finding("driver", found)
+    if major < toolkit_major:
+        return Finding(
+            "driver",
+            found,
+            Verdict.BAD,
+            f"it cannot load what nvcc {toolkit_major} compiles; update the driver, or use a CUDA {major} toolkit",
+        )
+    return Finding("driver", found)
+
+
+def _cache() -> Iterator[Finding]:
+    root = cache_root()
+    # The nearest directory that exists decides; nothing is created just to look.
+    existing = next(path for path in (root, *root.parents) if path.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        yield Finding(
+            "cache", str(root), Verdict.BAD, f"{existing} is not a writable directory; set {ROOT_VARIABLE} to one"
+        )
+    else:
+        yield Finding("cache", f"{root}, writable")
+
+
+def _jit() -> Iterator[Finding]:
+    if jit_enabled():
+        yield Finding("first-use compile", "on")
+    else:
+        yield Finding(
+            "first-use compile",
+            f"off ({JIT_VARIABLE})",
+            Verdict.NOTE,
+            "a kernel that is not in the cache is an error; cutlass-w8a8 build still compiles",
+        )
+
+
+_CHECKS: tuple[tuple[str, Callable[[], Iterator[Finding]]], ...] = (
+    ("python", _python),
+    ("compilers", _compilers),
+    ("CUTLASS headers", _headers),
+    ("emitter", _emitter),
+    ("torch", _torch),
+    ("GPU", _gpus),
+    ("cache", _cache),
+    ("first-use compile", _jit),
+)

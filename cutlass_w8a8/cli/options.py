@@ -1,0 +1,163 @@
+"""Options that name one kernel, the same for every command that takes one."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from cutlass_w8a8.arch import ARCHS, Arch, Family
+from cutlass_w8a8.config import CONFIG_FIELDS, KernelConfig, Schedule, Scheduler
+from cutlass_w8a8.dispatch import select, validate
+from cutlass_w8a8.dtypes import OPERAND_DTYPES, OUTPUT_DTYPES, DType
+from cutlass_w8a8.errors import ArgumentError, W8A8Error
+from cutlass_w8a8.evt.epilogues import FORMULAS, Azp, EpilogueSpec, ScaleA, ScaleB
+from cutlass_w8a8.problem import Problem
+from cutlass_w8a8.spec import KernelSpec
+
+T = TypeVar("T")
+
+DEFAULT_EXTENT = 4096
+
+
+def add_kernel_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that `kernel` reads."""
+    what = parser.add_argument_group("what the kernel computes")
+    what.add_argument("--arch", choices=list(ARCHS), default="sm90", help="default: %(default)s")
+    what.add_argument(
+        "--a-dtype",
+        choices=[dtype.value for dtype in OPERAND_DTYPES],
+        help="type of A and B; default: the first that the arch serves (sm90: e4m3, sm80: int8)",
+    )
+    what.add_argument(
+        "--out-dtype", choices=[dtype.value for dtype in OUTPUT_DTYPES], default="bf16", help="default: %(default)s"
+    )
+    what.add_argument("--scale-a", choices=[x.value for x in ScaleA], help="granularity; default: token")
+    what.add_argument("--scale-b", choices=[x.value for x in ScaleB], help="granularity; default: channel")
+    what.add_argument("--azp", choices=[x.value for x in Azp], help="zero point of A (int8); default: none")
+    what.add_argument("--bias", action="store_true", default=None, help="add a bias")
+    what.add_argument(
+        "--epilogue",
+        type=_reader(_epilogue),
+        metavar="NAME",
+        help="instead of the four options above: <formula>_<scale_a>_<scale_b>, such as azp-token-bias_token_channel; "
+        f"formulas: {', '.join(FORMULAS)}",
+    )
+
+    how = parser.add_argument_group(
+        "how it is tiled and scheduled",
+        "--config or --tile set the configuration. Without them the heuristic chooses one for an M x N x K problem "
+        f"(each {DEFAULT_EXTENT} unless given). Other options replace parts of it.",
+    )
+    how.add_argument("--m", type=_reader(_extent), metavar="M", help="rows of A and D")
+    how.add_argument("--n", type=_reader(_extent), metavar="N", help="columns of B and D")
+    how.add_argument("--k", type=_reader(_extent), metavar="K", help="columns of A, rows of B")
+    base = how.add_mutually_exclusive_group()
+    base.add_argument(
+        "--config", type=_reader(KernelConfig.parse), metavar="NAME", help="such as 128x128x128_2x1_pingpong"
+    )
+    base.add_argument("--tile", type=_reader(_extents(3)), metavar="MxNxK", help="block tile; on sm90 with --schedule")
+    how.add_argument("--cluster", type=_reader(_extents(2)), metavar="MxN", help="thread-block cluster")
+    how.add_argument("--schedule", type=Schedule, choices=list(Schedule), metavar="NAME", help=_one_of(Schedule))
+    how.add_argument("--warp", type=_reader(_extents(3)), metavar="MxNxK", help="warp tile (sm80)")
+    how.add_argument("--stages", type=int, metavar="N", help="main loop stages; default on sm90: as many as fit")
+    how.add_argument("--scheduler", type=Scheduler, choices=list(Scheduler), metavar="NAME", help=_one_of(Scheduler))
+    yes_no: dict[str, Any] = {"action": argparse.BooleanOptionalAction, "default": None}
+    how.add_argument("--swap-ab", help="compute the transposed problem (sm90)", **yes_no)
+    how.add_argument("--fast-accum", help="fp8: leave partial sums in the tensor core", **yes_no)
+    how.add_argument("--pdl", help="programmatic dependent launch (sm90)", **yes_no)
+
+
+def kernel(options: argparse.Namespace) -> KernelSpec:
+    """The kernel that ``options`` name, checked.
+
+    Raises:
+        W8A8Error: the options contradict each other, or the kernel is impossible.
+    """
+    arch = ARCHS[options.arch]
+    operand = DType(options.a_dtype) if options.a_dtype else arch.operands[0]
+    out = DType(options.out_dtype)
+    epilogue = _chosen_epilogue(options)
+    config = _chosen_config(options, Problem(arch, *_shape(options), operand, out, epilogue))
+    spec = KernelSpec(arch, operand, out, epilogue, config)
+    validate(spec, config)
+    # The rules look at the epilogue's types only once everything else is right; here they are always looked at.
+    epilogue.tree(operand.accumulator, out)
+    return spec
+
+
+def _chosen_epilogue(options: argparse.Namespace) -> EpilogueSpec:
+    parts = {name: getattr(options, name) for name in ("scale_a", "scale_b", "azp", "bias")}
+    given = {name: value for name, value in parts.items() if value is not None}
+    if options.epilogue is None:
+        return EpilogueSpec.of(**given)
+    if given:
+        names = ", ".join("--" + name.replace("_", "-") for name in given)
+        raise ArgumentError(f"--epilogue {options.epilogue.name} says it all already; leave out {names}")
+    epilogue: EpilogueSpec = options.epilogue
+    return epilogue
+
+
+def _shape(options: argparse.Namespace) -> tuple[int, int, int]:
+    return options.m or DEFAULT_EXTENT, options.n or DEFAULT_EXTENT, options.k or DEFAULT_EXTENT
+
+
+def _chosen_config(options: argparse.Namespace, problem: Problem) -> KernelConfig:
+    base: KernelConfig
+    if options.tile is not None:
+        base = KernelConfig(options.tile, options.schedule or _only_schedule(problem.arch))
+    else:
+        base = options.config or select(problem)
+    given = {name: getattr(options, name, None) for name in CONFIG_FIELDS}
+    return replace(base, **{name: value for name, value in given.items() if value is not None})
+
+
+def _only_schedule(arch: Arch) -> Schedule:
+    if arch.family is Family.MULTISTAGE_2X:
+        return Schedule.MULTISTAGE
+    raise ArgumentError(f"--tile on {arch.name} needs --schedule: {_one_of(Schedule)}")
+
+
+def _epilogue(text: str) -> EpilogueSpec:
+    try:
+        return EpilogueSpec.parse(text)
+    except W8A8Error:
+        raise
+    except ValueError:
+        raise ArgumentError(
+            f"{text!r} is not <formula>_<scale_a>_<scale_b>; write it like azp-token-bias_token_channel, with one of "
+            f"{', '.join(FORMULAS)}, then {_one_of(ScaleA)}, then {_one_of(ScaleB)}"
+        ) from None
+
+
+def _extent(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise ArgumentError(f"{text!r} is not a positive number")
+    return int(text)
+
+
+def _extents(count: int) -> Callable[[str], tuple[int, ...]]:
+    def read(text: str) -> tuple[int, ...]:
+        parts = text.split("x")
+        if len(parts) != count:
+            raise ArgumentError(f"{text!r} is not {count} numbers joined by x")
+        return tuple(_extent(part) for part in parts)
+
+    return read
+
+
+def _one_of(enum: type[Schedule] | type[Scheduler] | type[ScaleA] | type[ScaleB]) -> str:
+    return " or ".join(member.value for member in enum)
+
+
+def _reader(read: Callable[[str], T]) -> Callable[[str], T]:
+    """``read`` for argparse, which shows the message of this exception alone."""
+
+    def wrapped(text: str) -> T:
+        try:
+            return read(text)
+        except W8A8Error as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return wrapped

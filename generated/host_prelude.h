@@ -1,0 +1,139 @@
+// What the host half of an emitted kernel needs in order to be compiled by a plain C++ compiler and loaded on any
+// machine, with or without a GPU: the call interface shared with Python, the few CUDA driver functions used,
+// and declarations for names that CUTLASS headers mention in device code.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+#include <dlfcn.h>
+
+#include <cstdint>
+#include <new>
+
+// Take the tensor-map encoder from below instead of asking the runtime for it at every call.
+#define CUTLASS_ENABLE_DIRECT_CUDA_DRIVER_CALL 1
+
+#define W8A8_EXPORT __attribute__((visibility("default")))
+#define W8A8_ABI_VERSION 1
+
+// Device built-ins that appear in headers outside of templates. Never called on the host.
+extern "C++" {
+extern uint3 const threadIdx, blockIdx;
+extern dim3 const blockDim, gridDim;
+void __syncthreads();
+void __syncwarp(unsigned = 0xffffffffu);
+template <class T> T __shfl_sync(unsigned, T, int, int = 32);
+template <class T> T __shfl_up_sync(unsigned, T, unsigned, int = 32);
+template <class T> T __shfl_down_sync(unsigned, T, unsigned, int = 32);
+template <class T> T __shfl_xor_sync(unsigned, T, int, int = 32);
+int __dp4a(int, int, int);
+unsigned __byte_perm(unsigned, unsigned, unsigned);
+void __threadfence();
+int __syncthreads_and(int);
+int __syncthreads_or(int);
+}
+namespace cutlass::arch {
+int LaneId();
+int SmId();
+}
+
+// One launch. Python fills it; the order and sizes of the fields are the ABI (cutlass_w8a8/runtime/abi.py).
+struct Call {
+  void* function;              // CUkernel
+  void* stream;                // CUstream
+  void const* a;               // [m, k], leading stride lda
+  void const* b;               // [k, n] column-major, leading stride ldb
+  void* d;                     // [m, n], leading stride ldd
+  void* workspace;             // at least w8a8_workspace() bytes; may be null when that is 0
+  void const* operand[8];      // epilogue operands, in the order of the visitor tree
+  int64_t lda, ldb, ldd;       // elements
+  int32_t m, n, k;
+  int32_t sm_count;            // streaming multiprocessors of the device
+  int32_t blocks_per_sm;       // blocks of this kernel that fit one of them
+  int32_t splits;              // stream-K kernels: 0 scheduler's choice, 1 no split, >1 that many splits of k
+  int32_t swizzle;             // maximum swizzle of the tile order
+  int32_t raster;              // 0 heuristic, 1 along m, 2 along n
+};
+
+// What the launcher needs to know about the kernel before the first call.
+struct Info {
+  int32_t abi_version;
+  int32_t smem_bytes;          // dynamic shared memory
+  int32_t threads;             // per block
+  int32_t params_bytes;        // size of the kernel parameter
+  int32_t operands;            // epilogue operands expected in Call::operand
+};
+
+namespace w8a8 {
+
+// Results of w8a8_launch: 0, a positive CUresult, or one of these.
+enum : int { kCannotImplement = -1, kNoDriver = -2, kWorkspace = -3 };
+
+inline void* driver_function(char const* name) {
+  static void* const library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  return library ? dlsym(library, name) : nullptr;
+}
+
+template <class Function> Function* driver(char const* name) { return reinterpret_cast<Function*>(driver_function(name)); }
+
+inline int launch(Call const& call, void* params, dim3 grid, unsigned threads, unsigned smem, dim3 cluster, bool pdl) {
+  static auto* const launch_kernel = driver<decltype(::cuLaunchKernelEx)>("cuLaunchKernelEx");
+  if (!launch_kernel) return kNoDriver;
+  CUlaunchAttribute attributes[2];
+  unsigned count = 0;
+  if (cluster.x * cluster.y * cluster.z > 1) {
+    attributes[count].id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+    attributes[count].value.clusterDim.x = cluster.x;
+    attributes[count].value.clusterDim.y = cluster.y;
+    attributes[count].value.clusterDim.z = cluster.z;
+    ++count;
+  }
+  if (pdl) {
+    attributes[count].id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+    attributes[count].value.programmaticStreamSerializationAllowed = 1;
+    ++count;
+  }
+  CUlaunchConfig config{};
+  config.gridDimX = grid.x;
+  config.gridDimY = grid.y;
+  config.gridDimZ = grid.z;
+  config.blockDimX = threads;
+  config.blockDimY = 1;
+  config.blockDimZ = 1;
+  config.sharedMemBytes = smem;
+  config.hStream = static_cast<CUstream>(call.stream);
+  config.attrs = attributes;
+  config.numAttrs = count;
+  void* kernel_params[] = {params};
+  return launch_kernel(&config, static_cast<CUfunction>(call.function), kernel_params, nullptr);
+}
+
+}  // namespace w8a8
+
+// The driver and runtime functions that CUTLASS's host code refers to, defined here (hidden) on libcuda alone, so that
+// no CUDA runtime is linked. Device queries answer with an error: the caller passes those facts in.
+extern "C" {
+
+CUresult CUDAAPI cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* address,
+                                        cuuint64_t const* dim, cuuint64_t const* strides, cuuint32_t const* box,
+                                        cuuint32_t const* element_strides, CUtensorMapInterleave interleave,
+                                        CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion,
+                                        CUtensorMapFloatOOBfill fill) {
+  static auto* const encode = w8a8::driver<decltype(::cuTensorMapEncodeTiled)>("cuTensorMapEncodeTiled");
+  if (!encode) return CUDA_ERROR_NOT_INITIALIZED;
+  return encode(map, type, rank, address, dim, strides, box, element_strides, interleave, swizzle, promotion, fill);
+}
+
+cudaError_t CUDARTAPI cudaMemsetAsync(void* address, int value, size_t bytes, cudaStream_t stream) {
+  static auto* const memset8 = w8a8::driver<decltype(::cuMemsetD8Async)>("cuMemsetD8Async");
+  if (!memset8) return cudaErrorInitializationError;
+  auto const result = memset8(reinterpret_cast<CUdeviceptr>(address), static_cast<unsigned char>(value), bytes, stream);
+  return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorUnknown;
+}
+
+cudaError_t CUDARTAPI cudaGetDevice(int*) { return cudaErrorNotSupported; }
+cudaError_t CUDARTAPI cudaDeviceGetAttribute(int*, cudaDeviceAttr, int) { return cudaErrorNotSupported; }
+cudaError_t CUDARTAPI cudaGetLastError() { return cudaSuccess; }
+char const* CUDARTAPI cudaGetErrorString(cudaError_t) { return "CUDA runtime error"; }
+}

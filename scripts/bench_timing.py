@@ -1,0 +1,124 @@
+"""How it is measured: CUDA graphs of several calls, all providers' graphs replayed in turn."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from scripts.bench_providers import DTYPES, Operands, Point, Provider, make_operands
+
+WEIGHT_BYTES = 160 << 20
+MIN_CALLS = 16
+MIN_ROUNDS, MAX_ROUNDS = 5, 25
+
+
+@dataclass
+class Measurement:
+    """Times at one point.
+
+    Attributes:
+        microseconds: median time of a call, by provider.
+        spread: (largest - smallest) / median over the rounds, by provider.
+        errors: why a provider has no time.
+        rounds, calls: graph replays, and calls in a graph.
+    """
+
+    point: Point
+    microseconds: dict[str, float] = field(default_factory=dict)
+    spread: dict[str, float] = field(default_factory=dict)
+    errors: dict[str, str] = field(default_factory=dict)
+    rounds: int = 0
+    calls: int = 0
+
+
+def calls_per_graph(weights: int) -> int:
+    """A multiple of the number of weights, so that replays too meet each weight equally long ago."""
+    return -(-MIN_CALLS // weights) * weights
+
+
+def capture(provider: Provider, operands: Operands, calls: int) -> torch.cuda.CUDAGraph:
+    """A graph of ``calls`` calls, warmed up."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for i in range(2):
+            provider.call(operands, i)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for i in range(calls):
+            provider.call(operands, i)
+    graph.replay()
+    return graph
+
+
+def measure(point: Point, providers: Sequence[Provider], budget_ms: float) -> Measurement:
+    """Median time of a call of each provider; about ``budget_ms`` of device time per provider."""
+    result = Measurement(point)
+    serving = [provider for provider in providers if provider.serves(point)]
+    operands = {False: make_operands(point, DTYPES[point.dtype], WEIGHT_BYTES)}
+    if any(provider.bf16 for provider in serving):
+        operands[True] = make_operands(point, torch.bfloat16, WEIGHT_BYTES)
+    calls = {wide: calls_per_graph(len(x.weights)) for wide, x in operands.items()}
+    result.calls = calls[False]
+    graphs: dict[str, tuple[torch.cuda.CUDAGraph, int]] = {}
+    for provider in serving:
+        try:
+            graph = capture(provider, operands[provider.bf16], calls[provider.bf16])
+        except Exception as error:  # a peer that fails is named in the table
+            torch.cuda.synchronize()
+            result.errors[provider.name] = f"{type(error).__name__}: {error}"
+            continue
+        graphs[provider.name] = (graph, calls[provider.bf16])
+    if not graphs:
+        return result
+    first = replay_all(graphs)
+    longest = max(first[name] * graphs[name][1] for name in graphs) / 1000
+    result.rounds = max(MIN_ROUNDS, min(MAX_ROUNDS, int(budget_ms / max(longest, 0.01))))
+    times: dict[str, list[float]] = {name: [] for name in graphs}
+    for round_ in range(result.rounds):
+        for name, microseconds in replay_all(graphs, round_).items():
+            times[name].append(microseconds)
+    for name, values in times.items():
+        result.microseconds[name] = statistics.median(values)
+        result.spread[name] = (max(values) - min(values)) / result.microseconds[name]
+    return result
+
+
+def replay_all(graphs: dict[str, tuple[torch.cuda.CUDAGraph, int]], first: int = 0) -> dict[str, float]:
+    """Replay every graph once, one after another, beginning with number ``first``; microseconds of a call."""
+    names = list(graphs)
+    names = names[first % len(names) :] + names[: first % len(names)]
+    events = {name: (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for name in names}
+    # The host gets ahead while the device spins, so that no replay waits for its own launch.
+    torch.cuda._sleep(400_000)
+    for name in names:
+        start, end = events[name]
+        start.record()
+        graphs[name][0].replay()
+        end.record()
+    torch.cuda.synchronize()
+    return {name: start.elapsed_time(end) * 1000 / graphs[name][1] for name, (start, end) in events.items()}
+
+
+def host_times(calls: dict[str, Callable[[], object]], rounds: int = 9, repeats: int = 400) -> dict[str, float]:
+    """Median host microseconds to enqueue one call, the calls' rounds interleaved.
+
+    Rounds are short enough that the launch queue never fills and makes the host wait for the device.
+    """
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for round_ in range(rounds + 1):
+        for name, call in calls.items():
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            for _ in range(repeats):
+                call()
+            # The first round warms caches up.
+            if round_:
+                times[name].append((time.perf_counter() - start) / repeats * 1e6)
+    torch.cuda.synchronize()
+    return {name: statistics.median(values) for name, values in times.items()}

@@ -1,0 +1,117 @@
+"""One kernel of each family through the whole pipeline: it compiles, spills nothing, loads without a GPU, and travels.
+
+A kernel takes half a minute. They are kept in pytest's own cache under keys that cover everything they depend on, so
+that running these tests again compiles only what has changed.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cutlass_w8a8 import cli, pipeline
+from cutlass_w8a8.arch import Family
+from cutlass_w8a8.dispatch import smem_bytes
+from cutlass_w8a8.runtime.abi import ABI_VERSION, CALL, Library
+from cutlass_w8a8.spec import KernelSpec
+from scripts import regenerate
+
+pytestmark = pytest.mark.compile
+
+ROOT = Path(__file__).parents[2]
+KERNELS = (
+    "sm90 e4m3 bf16 scaled_token_channel 128x128x128_2x1_pingpong",
+    "sm90 int8 fp16 azp-token-bias_token_channel 64x16x256_ws_swap",
+    "sm80 int8 bf16 azp-token-bias_token_channel 128x128x64_w64x64x64_multistage_s5",
+)
+SPECS = [regenerate.kernel(line) for line in KERNELS]
+
+
+@pytest.fixture
+def cache(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Path:
+    directory = Path(request.config.cache.mkdir("kernels"))  # type: ignore[union-attr]
+    monkeypatch.setenv("CUTLASS_W8A8_CACHE_DIR", str(directory))
+    return directory
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
+def test_kernel_compiles_without_spills_and_loads(spec: KernelSpec, cache: Path) -> None:
+    entry = pipeline.build(spec)
+    resources = entry.manifest["resources"]
+    assert resources["spill_stores"] == resources["spill_loads"] == 0
+    assert 0 < resources["registers"] <= 255
+
+    library = Library(str(entry.library))
+    info = library.info
+    tree = spec.epilogue.tree(spec.operand.accumulator, spec.out)
+    assert info.abi_version == ABI_VERSION and info.operands == len(tree.loads)
+    assert info.threads % 128 == 0 and 0 < info.params_bytes <= 4096
+    assert info.smem_bytes <= spec.arch.smem_bytes
+    assert bytes(library.image[:4]) == bytes.fromhex("50ed55ba")  # a fat binary
+    binary = entry.library.read_bytes()
+    for path in (str(cache), str(ROOT), sys.prefix):
+        assert path.encode() not in binary
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
+def test_rules_estimate_shared_memory(spec: KernelSpec, cache: Path) -> None:
+    """The estimate that configurations are refused by, for as many stages as the kernel really has."""
+    actual = Library(str(pipeline.build(spec).library)).info.smem_bytes
+    stages = spec.config.stages
+    if stages is None:
+        # The collective took as many as fit: so many that one more would not.
+        stages = max(n for n in range(2, 33) if smem_bytes(spec, n) <= spec.arch.smem_bytes)
+    estimate = smem_bytes(spec, stages)
+    assert abs(estimate - actual) <= 0.02 * actual, (estimate, actual, stages)
+    if spec.arch.family is Family.MULTISTAGE_2X:
+        assert estimate == actual
+
+
+def test_workspace_is_asked_of_the_host_half(cache: Path) -> None:
+    """The host half runs: CUTLASS accepts an aligned problem, which needs no workspace, and refuses a bad stride."""
+    library = Library(str(pipeline.build(SPECS[0]).library))
+    assert workspace(library, lda=512) == 0
+    assert workspace(library, lda=512, k=504) == -1
+
+
+def workspace(library: Library, *, lda: int, k: int = 512) -> int:
+    m, n = 256, 1024
+    pointers = (0, 0, 16, 16, 16, 0) + (16,) * library.info.operands + (0,) * (8 - library.info.operands)
+    call = CALL.pack(*pointers, lda, lda, n, m, n, k, 132, 1, 1, 1, 0)
+    assert len(call) == CALL.size == struct.calcsize(CALL.format)
+    buffer = bytearray(call)
+    address = (type(library.info)._fields_[0][1] * (len(buffer) // 4)).from_buffer(buffer)
+    import ctypes
+
+    return int(library.workspace(ctypes.addressof(address)))
+
+
+def test_pregenerated_directory_serves_without_a_compiler(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = tmp_path / "plan.json"
+    plan.write_text(json.dumps([spec.to_json() for spec in SPECS]))
+    command = [sys.executable, str(ROOT / "scripts" / "pregenerate.py"), "--plan", str(plan), "--out", str(cache)]
+    done = subprocess.run([*command, "--jobs", "1"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert all(spec.name in done.stdout for spec in SPECS) and "0 failed" in done.stdout
+
+    copied = tmp_path / "elsewhere" / "kernels"
+    shutil.copytree(cache, copied)
+    monkeypatch.setenv("CUTLASS_W8A8_CACHE_DIR", str(copied))
+    monkeypatch.setenv("CUTLASS_W8A8_JIT", "off")
+    monkeypatch.setenv("CUTLASS_W8A8_NVCC", str(tmp_path / "no-such-nvcc"))
+    for spec in SPECS:
+        entry = pipeline.build(spec)
+        assert not entry.compiled and copied in entry.library.parents
+        assert Library(str(entry.library)).info.operands == len(
+            spec.epilogue.tree(spec.operand.accumulator, spec.out).loads
+        )
+    assert cli.main(["list"]) == 0
+    assert all(spec.name in capsys.readouterr().out for spec in SPECS[:1])

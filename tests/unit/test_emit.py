@@ -1,0 +1,167 @@
+"""Emission: the same bytes in every process and place, no trace of the machine, and nothing written anywhere."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+from fnmatch import fnmatch
+from pathlib import Path
+
+import grimp
+import pytest
+
+from cutlass_w8a8 import emit
+from cutlass_w8a8.arch import ARCHS, SM90, Arch
+from cutlass_w8a8.config import KernelConfig
+from cutlass_w8a8.dispatch.select import TABLES
+from cutlass_w8a8.dtypes import OUTPUT_DTYPES, DType
+from cutlass_w8a8.evt.epilogues import FORMULAS, EpilogueSpec, ScaleA, ScaleB
+from cutlass_w8a8.spec import KernelSpec
+from scripts import regenerate
+
+ROOT = Path(__file__).parents[2]
+# The package's function of this name hides the module from ``from ... import``.
+render = sys.modules["cutlass_w8a8.emit.render"]
+SPECS = [regenerate.kernel(line) for line in regenerate.KERNELS]
+
+RENDER_ALL = """
+import hashlib, json, sys
+from cutlass_w8a8 import emit
+from cutlass_w8a8.spec import KernelSpec
+specs = [KernelSpec.from_json(text) for text in json.loads(sys.argv[1])]
+print(json.dumps([{name: hashlib.sha256(text.encode()).hexdigest() for name, text in emit.render(spec).items()}
+                  for spec in specs]))
+"""
+
+
+def run(code: str, cwd: Path, *arguments: str, seed: str = "random") -> str:
+    environment = os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-c", code, *arguments]
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_equal_bytes_in_every_process_and_nothing_written(tmp_path: Path) -> None:
+    here = [
+        {name: hashlib.sha256(text.encode()).hexdigest() for name, text in emit.render(spec).items()} for spec in SPECS
+    ]
+    for seed in ("0", "4294967295"):
+        folder = tmp_path / seed
+        folder.mkdir()
+        specs = json.dumps([spec.to_json() for spec in SPECS])
+        assert json.loads(run(RENDER_ALL, folder, specs, seed=seed)) == here
+        assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import cutlass_w8a8",
+        "import cutlass_w8a8.cli; cutlass_w8a8.cli.main(['show', '--tree'])",
+        "import cutlass_w8a8.cli; cutlass_w8a8.cli.main(['doctor'])",
+        "import cutlass_w8a8.cli; cutlass_w8a8.cli.main(['list'])",
+        "import cutlass_w8a8, torch\n"
+        "a = torch.ones(4, 16, dtype=torch.int8); s = torch.ones(1)\n"
+        "assert cutlass_w8a8.scaled_mm(a, torch.ones(16, 16, dtype=torch.int8).t(), s, s)[0, 0] == 16",
+    ],
+    ids=["import", "show", "doctor", "list", "call"],
+)
+def test_nothing_is_written_to_the_current_directory(tmp_path: Path, code: str) -> None:
+    folder = tmp_path / "cwd"
+    folder.mkdir()
+    run(code, folder)
+    assert list(folder.iterdir()) == []
+    assert not Path(os.environ["CUTLASS_W8A8_CACHE_DIR"]).exists()
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
+def test_text_holds_no_machine_paths_and_no_holes(spec: KernelSpec) -> None:
+    for name, text in emit.render(spec).items():
+        for path in (str(ROOT), sys.prefix, str(Path.home()), "/usr/", "/tmp/", "site-packages"):
+            assert path not in text, (name, path)
+        assert not re.search(r"\b(None|True|False)\b|\{%", text)
+        assert "\t" not in text and not re.search(r" +$", text, re.MULTILINE)
+        code = re.sub(r"//.*", "", text)
+        assert all(code.count(opening) == code.count(closing) for opening, closing in ("()", "{}"))
+
+
+def table_specs(arch: Arch, operand: DType) -> list[KernelSpec]:
+    """Every configuration of the tables, and every epilogue and output, not all with all."""
+    configs = list(dict.fromkeys(row.config for row in TABLES[arch.name][operand]))
+    formulas = [name for name in FORMULAS if operand is DType.INT8 or "azp" not in name]
+    by_config = [KernelSpec(arch, operand, DType.BF16, EpilogueSpec.of(), config) for config in configs]
+    by_epilogue = [
+        KernelSpec(arch, operand, out, EpilogueSpec(formula, scale_a, scale_b), configs[-1])
+        for formula in formulas
+        for scale_a in ScaleA
+        for scale_b in ScaleB
+        for out in OUTPUT_DTYPES
+    ]
+    return by_config + by_epilogue
+
+
+@pytest.mark.parametrize("arch", ARCHS.values(), ids=lambda arch: arch.name)
+def test_text_says_what_the_spec_says(arch: Arch) -> None:
+    for operand in arch.operands:
+        for spec in table_specs(arch, operand):
+            text = emit.render(spec)["kernel.cu"]
+            tree = spec.epilogue.tree(operand.accumulator, spec.out)
+            assert f"// {spec.name}\n" in text and spec.command("show") in text
+            assert f"/*operands=*/{len(tree.loads)}" in text
+            assert f"using ElementA = {operand.cpp};" in text
+            for index, load in enumerate(tree.loads):
+                declaration = f"{load.name} = static_cast<{load.element.cpp} const*>(call.operand[{index}]);"
+                assert declaration in text
+            separator = ", cute::_" if arch is SM90 else ", "
+            assert separator.join(map(str, spec.config.tile)) in text
+
+
+def kernel(config: str, operand: DType = DType.E4M3) -> str:
+    spec = KernelSpec(SM90, operand, DType.BF16, EpilogueSpec.of(), KernelConfig.parse(config))
+    return emit.render(spec)["kernel.cu"]
+
+
+def test_choices_reach_the_text() -> None:
+    plain = kernel("128x128x128_pingpong")
+    assert "PingpongFP8FastAccum;" in plain and "StageCountAutoCarveout" in plain and "/*pdl=*/false" in plain
+    accurate = kernel("128x128x128_pingpong_accurate")
+    assert "KernelTmaWarpSpecializedPingpong;" in accurate
+    assert "FastAccum" not in kernel("128x128x128_pingpong", DType.INT8)
+    assert "StageCount<3>" in kernel("128x128x128_pingpong_s3")
+    assert "/*pdl=*/true" in kernel("128x128x128_pingpong_pdl")
+    assert "StreamKScheduler" in kernel("128x128x128_cooperative_streamk")
+    assert "{call.n, call.m, call.k, 1}" in kernel("64x32x128_pingpong_swap")
+
+
+def test_digest_covers_every_module_that_emission_uses() -> None:
+    """A module that shapes the text but not the digest would let a stale kernel be served."""
+    graph = grimp.build_graph("cutlass_w8a8")
+    used = graph.find_descendants("cutlass_w8a8.emit")
+    used |= {upstream for module in used for upstream in graph.find_upstream_modules(module)}
+    # They raise; they decide nothing.
+    used -= {"cutlass_w8a8.errors"}
+    files = {
+        path.relative_to(ROOT / "cutlass_w8a8").as_posix()
+        for module in used
+        for path in (ROOT / (module.replace(".", "/") + ".py"), ROOT / module.replace(".", "/") / "__init__.py")
+        if path.is_file()
+    }
+    assert {"spec.py", "evt/tree.py", "emit/context.py"} <= files
+    missing = {file for file in files if not any(fnmatch(file, pattern) for pattern in render._SOURCES)}
+    assert missing == set()
+
+
+def test_digest_changes_with_a_template(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for path in render.template_dir().rglob("*"):
+        if path.is_file():
+            (tmp_path / path.name).write_bytes(path.read_bytes())
+    monkeypatch.setattr(render, "template_dir", lambda: tmp_path)
+    before = render.digest.__wrapped__()
+    with (tmp_path / "kernel.cu.j2").open("a") as file:
+        file.write("\n")
+    assert render.digest.__wrapped__() != before
