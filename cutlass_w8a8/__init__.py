@@ -17,17 +17,9 @@ from cutlass_w8a8.errors import (
     W8A8Error,
 )
 from cutlass_w8a8.evt.epilogues import EpilogueSpec
-from cutlass_w8a8.ops import (
-    Explanation,
-    Support,
-    cutlass_scaled_mm,
-    cutlass_scaled_mm_azp,
-    explain,
-    is_supported,
-    scaled_mm,
-    scaled_mm_azp,
-)
+from cutlass_w8a8.ops import cutlass_scaled_mm, cutlass_scaled_mm_azp, scaled_mm, scaled_mm_azp
 from cutlass_w8a8.spec import KernelSpec
+from cutlass_w8a8.support import Explanation, Support, explain, is_supported
 from cutlass_w8a8.version import VERSION as __version__
 
 __all__ = [

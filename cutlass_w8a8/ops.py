@@ -8,22 +8,22 @@ from typing import Any
 import torch
 
 from cutlass_w8a8 import pipeline
-from cutlass_w8a8.arch import Arch, Capability, arch_for
+from cutlass_w8a8.arch import Family, arch_for
 from cutlass_w8a8.config import KernelConfig
-from cutlass_w8a8.dispatch import select, validate
-from cutlass_w8a8.dtypes import OPERAND_DTYPES, OUTPUT_DTYPES
-from cutlass_w8a8.errors import ArgumentError, UnsupportedError
-from cutlass_w8a8.evt.epilogues import Azp, EpilogueSpec
+from cutlass_w8a8.errors import ArgumentError
 from cutlass_w8a8.evt.evaluate import TORCH_DTYPES, accumulate, evaluate
-from cutlass_w8a8.problem import Problem
-from cutlass_w8a8.request import ALIGNMENT, FROM_TORCH, Request, check, misaligned
+from cutlass_w8a8.evt.tree import Broadcast
+from cutlass_w8a8.request import ALIGNMENT, Request, check, misaligned
 from cutlass_w8a8.runtime.device import device
 from cutlass_w8a8.runtime.launch import Extents, PreparedCall
 from cutlass_w8a8.runtime.loader import load
-from cutlass_w8a8.spec import KernelSpec
+from cutlass_w8a8.support import Config, choose
 
 Tensor = torch.Tensor
-Config = KernelConfig | str | None
+
+# The epilogue's operands in the order this module hands them around.
+OPERANDS = ("scale_a", "scale_b", "azp", "azp_adj", "bias")
+_SCALES = (0, 1)
 
 # Prepared calls by everything their validity depends on. Serving sees a bounded set of shapes; should it not, the
 # oldest are forgotten.
@@ -40,9 +40,10 @@ class _Prepared:
 
     request: Request
     call: PreparedCall | None
-    # Positions, in (scale_a, scale_b, azp, azp_adj, bias), of the kernel's operands in its own order.
+    # Positions in OPERANDS of the kernel's operands, in its own order.
     order: tuple[int, ...]
-    plain: bool
+    # Those among them that the kernel reads 16 bytes at a time.
+    wide: tuple[int, ...]
 
 
 def scaled_mm(
@@ -146,101 +147,6 @@ def cutlass_scaled_mm_azp(
     return scaled_mm_azp(a, b, scale_a, scale_b, out_dtype, azp_adj, azp, bias)
 
 
-@dataclass(frozen=True)
-class Support:
-    """Whether a combination is served; truthy if so. ``reason`` says why not, and is empty otherwise."""
-
-    supported: bool
-    reason: str = ""
-
-    def __bool__(self) -> bool:
-        return self.supported
-
-
-def is_supported(
-    capability: Capability,
-    a_dtype: torch.dtype,
-    out_dtype: torch.dtype = torch.bfloat16,
-    *,
-    azp: str = "none",
-) -> Support:
-    """Whether kernels exist for a device of ``capability`` (major, minor); needs no GPU.
-
-    Args:
-        capability: compute capability, as of ``torch.cuda.get_device_capability()``.
-        a_dtype: torch.float8_e4m3fn or torch.int8.
-        out_dtype: the result's type.
-        azp: ``"none"``, ``"tensor"`` or ``"token"``.
-    """
-    operand, out_type = FROM_TORCH.get(a_dtype), FROM_TORCH.get(out_dtype)
-    if operand not in OPERAND_DTYPES or operand is None:
-        names = " and ".join(str(TORCH_DTYPES[dtype]) for dtype in OPERAND_DTYPES)
-        return Support(False, f"operands of dtype {a_dtype} are not served; {names} are")
-    if out_type not in OUTPUT_DTYPES or out_type is None:
-        names = ", ".join(str(TORCH_DTYPES[dtype]) for dtype in OUTPUT_DTYPES)
-        return Support(False, f"results of dtype {out_dtype} are not served; {names} are")
-    try:
-        arch = arch_for(capability)
-        epilogue = EpilogueSpec.of(azp=Azp(azp))
-        epilogue.tree(operand.accumulator, out_type)
-        select(Problem(arch, 16, 128, 128, operand, out_type, epilogue))
-    except (UnsupportedError, ValueError) as error:
-        return Support(False, str(error))
-    return Support(True)
-
-
-@dataclass(frozen=True)
-class Explanation:
-    """What would run for a call.
-
-    Attributes:
-        spec: the kernel.
-        config: its configuration, launch-time choices included.
-    """
-
-    spec: KernelSpec
-    config: KernelConfig
-
-
-def explain(
-    a: Tensor,
-    b: Tensor,
-    scale_a: Tensor,
-    scale_b: Tensor,
-    out_dtype: torch.dtype = torch.bfloat16,
-    bias: Tensor | None = None,
-    azp_adj: Tensor | None = None,
-    azp: Tensor | None = None,
-    *,
-    config: Config = None,
-    capability: Capability | None = None,
-) -> Explanation:
-    """The kernel that serves this call on a device of ``capability`` (default: that of a's device).
-
-    Nothing is compiled or launched, and CPU tensors are welcome when ``capability`` is given.
-
-    Raises:
-        ArgumentError: as for `scaled_mm`; also when a is on the CPU and no capability is given.
-    """
-    request = check(a, b, scale_a, scale_b, out_dtype, bias, azp_adj, azp, None)
-    if capability is None:
-        if not a.is_cuda:
-            raise ArgumentError("a is on the CPU; pass capability=(major, minor) to say for which device to explain")
-        capability = device(a.get_device()).capability
-    return _choose(request, arch_for(capability), config)
-
-
-def _choose(request: Request, arch: Arch, config: Config) -> Explanation:
-    problem = Problem(arch, request.m, request.n, request.k, request.operand, request.out, request.epilogue)
-    if config is None:
-        config = select(problem)
-    elif isinstance(config, str):
-        config = KernelConfig.parse(config)
-    spec = KernelSpec(arch, request.operand, request.out, request.epilogue, config)
-    validate(spec, config)
-    return Explanation(spec, config)
-
-
 def _run(
     a: Tensor,
     b: Tensor,
@@ -286,13 +192,16 @@ def _run(
     else:
         result = out
     pointers = a.data_ptr(), b.data_ptr(), result.data_ptr()
-    if prepared.plain:
+    if prepared.order == _SCALES:
         operands: tuple[int, ...] = (scale_a.data_ptr(), scale_b.data_ptr())
     else:
         given = (scale_a, scale_b, azp, azp_adj, bias)
         operands = tuple([given[position].data_ptr() for position in prepared.order])  # type: ignore[union-attr]
     if (pointers[0] | pointers[1] | pointers[2]) % ALIGNMENT:
         raise misaligned(zip(("a", "b", "out"), pointers, strict=True))
+    for position in prepared.wide:
+        if operands[prepared.order.index(position)] % ALIGNMENT:
+            raise misaligned([(OPERANDS[position], operands[prepared.order.index(position)])])
     if _current_device() == index:  # type: ignore[misc]
         call(_raw_stream(index), *pointers, operands)  # type: ignore[misc]
     else:
@@ -319,24 +228,26 @@ def _prepare(
 ) -> _Prepared:
     request = check(a, b, scale_a, scale_b, out_dtype, bias, azp_adj, azp, out)
     tree = request.epilogue.tree(request.operand.accumulator, request.out)
-    names = ("scale_a", "scale_b", "azp", "azp_adj", "bias")
-    order = tuple(names.index(operand.name) for operand in tree.loads)
+    order = tuple(OPERANDS.index(operand.name) for operand in tree.loads)
     if not a.is_cuda and a.device.type != "cpu":
         raise ArgumentError(f"a is on {a.device}; kernels run on CUDA devices, the evaluator on the CPU")
     if not a.is_cuda or not (request.m and request.n and request.k):
-        return _Prepared(request, None, order, False)
+        return _Prepared(request, None, order, ())
     where = device(a.get_device())
-    chosen = _choose(request, arch_for(where.capability), config)
+    arch = arch_for(where.capability)
+    chosen = choose(request, arch, config)
     kernel = load(pipeline.build(chosen.spec).library, where)
     extents = Extents(request.m, request.n, request.k, request.lda, request.ldb, request.ldd)
-    return _Prepared(request, PreparedCall(kernel, where, extents, chosen.config), order, order == (0, 1))
+    rows = [operand.name for operand in tree.loads if operand.broadcast is Broadcast.ROW]
+    # Row visitors of the 2.x family load vectors; those of the 3.x family load element by element.
+    wide = tuple(OPERANDS.index(name) for name in rows) if arch.family is Family.MULTISTAGE_2X else ()
+    return _Prepared(request, PreparedCall(kernel, where, extents, chosen.config), order, wide)
 
 
 def _evaluate(request: Request, a: Tensor, b: Tensor, given: tuple[Tensor | None, ...], out: Tensor | None) -> Tensor:
     """The call without a kernel: on the CPU, and where M, N or K is 0."""
     if request.m and request.n:
-        names = ("scale_a", "scale_b", "azp", "azp_adj", "bias")
-        operands = {name: tensor for name, tensor in zip(names, given, strict=True) if tensor is not None}
+        operands = {name: tensor for name, tensor in zip(OPERANDS, given, strict=True) if tensor is not None}
         tree = request.epilogue.tree(request.operand.accumulator, request.out)
         result = evaluate(tree, accumulate(a.reshape(request.m, request.k), b), operands)
     else:

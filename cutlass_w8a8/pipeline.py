@@ -3,7 +3,7 @@
 An entry is used whichever compiler built it, so that a machine without one can use a cache that was built elsewhere;
 the manifest records the compiler. ``build(spec, force=True)`` compiles again with the compiler at hand. What a new
 release, an edited emitter, other flags or other CUTLASS headers change is the key, and so a new compilation, unless
-source, flags, headers and compiler are those of an object that is already there.
+source, flags and headers are those of an object that is already there.
 """
 
 from __future__ import annotations
@@ -104,10 +104,10 @@ def build(spec: KernelSpec, *, force: bool = False, explicit: bool = False) -> E
             f"kernel {spec.name} is not in the cache {store.root}, and {JIT_VARIABLE}=off forbids compiling it now; "
             f"compile it beforehand with: {spec.command('build')}"
         )
-    toolkit, headers = _tools(spec)
-    files = emit.render(spec)
-    flags = flags_for(spec.arch, spec.config)
-    object_digest = digest(_object_fields(files, flags, toolkit, headers))
+    files, flags = _emit(spec), flags_for(spec.arch, spec.config)
+    object_digest = digest(
+        {"schema": SCHEMA, "flags": flags.to_json(), "headers": fields["headers"], **_labelled(files)}
+    )
     with store.lock(object_digest):
         if not force:
             # Another thread or process may have built it while this one waited for the lock.
@@ -116,7 +116,7 @@ def build(spec: KernelSpec, *, force: bool = False, explicit: bool = False) -> E
             if store.find_object(object_digest) is not None:
                 stats.reused += 1
                 return store.publish_entry(key, fields, object_digest)
-        _compile(store, spec, object_digest, files, flags, toolkit, headers, force)
+        _compile(store, spec, object_digest, files, flags, force)
         stats.compiles += 1
         return replace(store.publish_entry(key, fields, object_digest), compiled=True)
 
@@ -140,29 +140,31 @@ def _lookup(store: Store, key: str) -> Entry | None:
     return entry
 
 
+def _emit(spec: KernelSpec) -> Mapping[str, str]:
+    try:
+        return emit.render(spec)
+    except ToolchainError as error:
+        raise _cannot_build(spec, error) from error
+
+
+def _cannot_build(spec: KernelSpec, error: ToolchainError) -> ToolchainError:
+    return ToolchainError(
+        f"kernel {spec.name} is not in the cache and cannot be compiled here: {error}\n"
+        f"Or copy a cache directory from a machine that can, after: {spec.command('build')}"
+    )
+
+
 def _tools(spec: KernelSpec) -> tuple[Toolkit, Headers]:
     try:
         toolkit = find_toolkit()
         require(toolkit, spec.arch)
         return toolkit, require_headers()
     except ToolchainError as error:
-        raise ToolchainError(
-            f"kernel {spec.name} is not in the cache and cannot be compiled here: {error}\n"
-            f"Or copy a cache directory from a machine that can, after: {spec.command('build')}"
-        ) from error
+        raise _cannot_build(spec, error) from error
 
 
-def _object_fields(
-    files: Mapping[str, str], flags: Flags, toolkit: Toolkit, headers: Headers
-) -> dict[str, str | bytes]:
-    return {
-        "schema": SCHEMA,
-        "flags": flags.to_json(),
-        "headers": headers.digest,
-        "nvcc": toolkit.identity,
-        "cxx": toolkit.cxx_identity,
-        **{f"file {name}": text for name, text in files.items()},
-    }
+def _labelled(files: Mapping[str, str]) -> dict[str, str | bytes]:
+    return {f"file {name}": text for name, text in files.items()}
 
 
 def _compile(
@@ -171,10 +173,9 @@ def _compile(
     object_digest: str,
     files: Mapping[str, str],
     flags: Flags,
-    toolkit: Toolkit,
-    headers: Headers,
     force: bool,
 ) -> None:
+    toolkit, headers = _tools(spec)
     with store.workdir() as workdir, compiling(spec.name):
         result = compile_kernel(files, flags, toolkit, headers, workdir, keep=store.failed(spec.name))
         library = result.library.read_bytes()

@@ -63,11 +63,11 @@ if OPTIONS.no_compile:
     os.environ["CUTLASS_W8A8_JIT"] = "off"
 sys.path.insert(0, str(ROOT))
 
-import torch  # noqa: E402
+import torch
 
-import cutlass_w8a8  # noqa: E402
-from scripts import bench_providers, bench_report, bench_timing, machine  # noqa: E402
-from scripts.bench_providers import Point, Provider  # noqa: E402
+import cutlass_w8a8
+from scripts import bench_providers, bench_report, bench_timing, machine
+from scripts.bench_providers import Point, Provider
 
 
 def choose_providers(options: argparse.Namespace) -> tuple[list[Provider], dict[str, str]]:

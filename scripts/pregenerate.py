@@ -196,6 +196,9 @@ def build(text: str) -> Outcome:
         info = Library(str(entry.library)).info
     except (W8A8Error, OSError, ValueError) as error:
         return Outcome(spec, error=str(error))
+    except KeyboardInterrupt:
+        # The compilers are stopped by now. Merely raising would have this worker take the next kernel.
+        os._exit(130)
     resources = entry.manifest["resources"]
     return Outcome(
         spec,

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-SECTIONS = ("correctness", "graph", "compile", "arguments", "encoder", "sanitizer", "host")
+SECTIONS = ("correctness", "sm80", "graph", "compile", "arguments", "encoder", "sanitizer", "host")
 
 
 def parse() -> argparse.Namespace:
@@ -52,11 +52,11 @@ if OPTIONS.no_compile:
     os.environ["CUTLASS_W8A8_JIT"] = "off"
 sys.path.insert(0, str(ROOT))
 
-import torch  # noqa: E402
+import torch
 
-from scripts import machine  # noqa: E402
-from tests import cases, gpu_checks, grid  # noqa: E402
-from tests.harness import Check, Plan, call, dispatch_plan, load_plan  # noqa: E402
+from scripts import machine
+from tests import cases, family_checks, gpu_checks, grid
+from tests.harness import Check, Plan, call, dispatch_plan, load_plan
 
 
 def correctness(plan: Plan, options: argparse.Namespace) -> list[Check]:
@@ -70,6 +70,10 @@ def correctness(plan: Plan, options: argparse.Namespace) -> list[Check]:
             check.passed += check.failed
             check.failed = 0
     return checks + grid.row_invariance(plan, options.device)
+
+
+def sm80(_: Plan, options: argparse.Namespace) -> list[Check]:
+    return family_checks.sm80(options.device)
 
 
 def graph(plan: Plan, _: argparse.Namespace) -> list[Check]:
@@ -139,6 +143,7 @@ def host(plan: Plan, options: argparse.Namespace) -> list[Check]:
 
 RUNNERS: dict[str, Callable[[Plan, argparse.Namespace], list[Check]]] = {
     "correctness": correctness,
+    "sm80": sm80,
     "graph": graph,
     "compile": compiled,
     "arguments": arguments,

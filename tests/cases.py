@@ -57,6 +57,10 @@ def shapes() -> tuple[Shape, ...]:
                 shape = (m, rng.choice(n_pool), rng.choice(k_pool))
             chosen[shape] = None
     chosen |= dict.fromkeys(((128, 128, 128), (256, 256, 512), (64, 4096, 4096), (512, 1024, 4096), (1, 16, 16)))
+    # N that are multiples of 8 only, down to the smallest.
+    chosen |= dict.fromkeys(
+        ((1, 8, 16), (5, 24, 48), (16, 1000, 528), (33, 40, 272), (64, 136, 144), (130, 1000, 336), (257, 72, 4096))
+    )
     return tuple(chosen)
 
 
@@ -73,6 +77,8 @@ SMALL_SHAPES: tuple[Shape, ...] = (
     (129, 176, 336),
     (257, 304, 208),
     (100, 2064, 112),
+    (5, 8, 32),
+    (130, 136, 272),
 )
 """A dozen odd shapes, for runs under a sanitizer and on the CPU."""
 

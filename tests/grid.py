@@ -111,8 +111,10 @@ class Run:
 class Grid:
     """Runs a plan over shapes; one `Check` per combination and promise."""
 
-    def __init__(self, plan: Plan, device: str, *, with_model: bool = True) -> None:
+    def __init__(self, plan: Plan, device: str, *, with_model: bool = True, aligned: bool = False) -> None:
+        """``aligned``: keep vectors on 16-byte boundaries, as 2.x kernels demand."""
         self.plan, self.device, self.with_model = plan, device, with_model
+        self.form_step = 2 if aligned else 1
         self.checks: dict[str, Check] = {}
 
     def check(self, name: str) -> Check:
@@ -135,7 +137,7 @@ class Grid:
         acc = accumulators(inputs, {v.partition(":")[0] for v in classes.values()}, self.with_model)
         runs: list[Run] = []
         for number, (combination, configs) in enumerate(chosen.items()):
-            epilogue = cases.make_epilogue(combination, inputs, form=index + number)
+            epilogue = cases.make_epilogue(combination, inputs, form=(index + number) * self.form_step)
             expectations: dict[str, Expectation] = {}
             first: dict[str, torch.Tensor] = {}
             for config in configs:
@@ -201,7 +203,7 @@ class Grid:
     def _explain(self, where: str, run: Run, inputs: Inputs, index: int) -> str:
         """Repeat a failed call alone and say what is wrong with it."""
         number = [c for c in self.plan if c.operand == run.combination.operand].index(run.combination)
-        epilogue = cases.make_epilogue(run.combination, inputs, form=index + number)
+        epilogue = cases.make_epilogue(run.combination, inputs, form=(index + number) * self.form_step)
         got = call(run.combination, inputs, epilogue, config=run.config)
         expectation = run.expectation
         return f"{where}: {first_mismatch(got, expectation.expected, expectation.wrong(got))}"

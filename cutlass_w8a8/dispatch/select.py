@@ -13,19 +13,20 @@ TABLES: dict[str, dict[DType, tuple[Row, ...]]] = {"sm80": sm80.TABLES, "sm90": 
 
 
 def select(problem: Problem) -> KernelConfig:
-    """The configuration of the first table row that fits ``problem``.
+    """The configuration of the row that fits ``problem`` and is expected to take least.
 
     Raises:
-        UnsupportedError: the arch has no table for this operand type.
+        UnsupportedError: the arch has no table for this operand type, or no row fits.
     """
     tables = TABLES[problem.arch.name]
     if problem.operand not in tables:
         served = ", ".join(dtype.value for dtype in tables)
         raise UnsupportedError(f"{problem.arch.name} has no {problem.operand.value} kernels; it serves {served}")
-    for candidate in tables[problem.operand]:
-        if candidate.fits(problem.m, problem.n, problem.k):
-            return candidate.config
-    raise UnsupportedError(
-        f"no {problem.arch.name} {problem.operand.value} configuration fits {problem.m}x{problem.n}x{problem.k}; "
-        "pass config= to choose one"
-    )
+    extents = problem.m, problem.n, problem.k
+    fitting = [row for row in tables[problem.operand] if row.fits(*extents)]
+    if not fitting:
+        raise UnsupportedError(
+            f"no {problem.arch.name} {problem.operand.value} configuration fits "
+            f"{'x'.join(map(str, extents))}; pass config= to choose one"
+        )
+    return min(fitting, key=lambda row: row.time(*extents)).config

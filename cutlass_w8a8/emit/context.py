@@ -31,6 +31,10 @@ _EPILOGUE_SCHEDULES = {
     Schedule.COOPERATIVE: "TmaWarpSpecializedCooperative",
 }
 
+_MAINLOOP = ("gemm/collective/sm90_mma_tma_gmma_ss_warpspecialized.hpp",)
+# This main loop's header does not include the pipelines it uses.
+_ACCURATE_MAINLOOP = ("pipeline/pipeline.hpp", "gemm/collective/sm90_mma_tma_gmma_ss_warpspecialized_fp8.hpp")
+
 
 def context(spec: KernelSpec) -> dict[str, Any]:
     """All names the family's template uses, from ``spec`` alone."""
@@ -83,7 +87,9 @@ def _tidy(visitor: Visitor, spec: KernelSpec) -> Visitor:
 def _values_3x(spec: KernelSpec) -> dict[str, Any]:
     config = spec.config
     fast_fp8 = spec.operand is DType.E4M3 and config.fast_accum
+    accurate_fp8 = spec.operand is DType.E4M3 and not config.fast_accum
     return {
+        "mainloop_headers": _ACCURATE_MAINLOOP if accurate_fp8 else _MAINLOOP,
         "kernel_header": _KERNEL_HEADERS[config.schedule],
         "kernel_schedule": _KERNEL_SCHEDULES[config.schedule] + ("FP8FastAccum" if fast_fp8 else ""),
         "epilogue_schedule": _EPILOGUE_SCHEDULES[config.schedule],

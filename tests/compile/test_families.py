@@ -6,9 +6,9 @@ that running these tests again compiles only what has changed.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import shutil
-import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -84,12 +84,8 @@ def workspace(library: Library, *, lda: int, k: int = 512) -> int:
     m, n = 256, 1024
     pointers = (0, 0, 16, 16, 16, 0) + (16,) * library.info.operands + (0,) * (8 - library.info.operands)
     call = CALL.pack(*pointers, lda, lda, n, m, n, k, 132, 1, 1, 1, 0)
-    assert len(call) == CALL.size == struct.calcsize(CALL.format)
-    buffer = bytearray(call)
-    address = (type(library.info)._fields_[0][1] * (len(buffer) // 4)).from_buffer(buffer)
-    import ctypes
-
-    return int(library.workspace(ctypes.addressof(address)))
+    buffer = ctypes.create_string_buffer(call, CALL.size)
+    return int(library.workspace(ctypes.addressof(buffer)))
 
 
 def test_pregenerated_directory_serves_without_a_compiler(

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from cutlass_w8a8 import emit, pipeline
-from cutlass_w8a8.arch import ARCHS, SM80, SM90, Arch
-from cutlass_w8a8.cli import commands, main
-from cutlass_w8a8.config import KernelConfig
+from cutlass_w8a8 import emit
+from cutlass_w8a8.arch import ARCHS, Arch
+from cutlass_w8a8.cli import main
+from cutlass_w8a8.dispatch import select
 from cutlass_w8a8.dispatch.select import TABLES
 from cutlass_w8a8.dtypes import DType
 from cutlass_w8a8.evt import draw
 from cutlass_w8a8.evt.epilogues import FORMULAS, EpilogueSpec, ScaleA, ScaleB
+from cutlass_w8a8.problem import Problem
 from cutlass_w8a8.spec import KernelSpec
 from cutlass_w8a8.version import VERSION
 from scripts import regenerate
@@ -97,8 +94,8 @@ def test_options_name_the_kernel(words: str, name: str, capsys: Capture) -> None
             ("sm80", DType.INT8) if "sm80" in words else ("sm90", DType.INT8 if "int8" in words else DType.E4M3)
         )
         m = 1 if "--m" in words else 4096
-        row = next(row for row in TABLES[arch][operand] if row.fits(m, 4096, 4096))
-        name = name.format(table=row.config.compiled.name)
+        choice = select(Problem(ARCHS[arch], m, 4096, 4096, operand, DType.BF16, EpilogueSpec.of()))
+        name = name.format(table=choice.compiled.name)
     assert shown_name(capsys, *split) == name
 
 
@@ -186,161 +183,3 @@ def test_import_leaves_the_heavy_parts_for_later() -> None:
     code = "import cutlass_w8a8.cli, sys; print(*sorted({'cutlass_cppgen', 'rich'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
-
-
-# build and list -------------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class FakeInfo:
-    smem_bytes: int = 81920
-    threads: int = 384
-
-
-class FakeLibrary:
-    def __init__(self, path: str) -> None:
-        assert Path(path).read_text() == "library\n"
-        self.info = FakeInfo()
-
-
-@pytest.fixture
-def tools(fake_tools: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Compilers that take milliseconds; what they make cannot be loaded."""
-    monkeypatch.setattr(commands, "Library", FakeLibrary)
-    return fake_tools
-
-
-def rows(out: str) -> dict[str, str]:
-    return {line[:15].strip(): line[15:] for line in out.splitlines()}
-
-
-def test_build_compiles_once_and_says_so(tools: Any, capsys: Capture) -> None:
-    words = ["build", "--config", "128x128x128_pingpong"]
-    spec = KernelSpec(SM90, DType.E4M3, DType.BF16, EpilogueSpec.of(), KernelConfig.parse("128x128x128_pingpong"))
-    assert main(words) == 0
-    first = rows(capsys.readouterr().out)
-    entry = pipeline.find(spec)
-    assert entry is not None
-    assert first["state"] == "compiled" and first["kernel"] == spec.name
-    assert first["key"] == entry.key and first["library"] == str(entry.library) and first["source"] == str(entry.source)
-    assert first["registers"] == "168 a thread" and first["spills"] == "12 bytes a thread"
-    assert first["shared memory"] == "81920 bytes a block" and first["threads"] == "384 a block"
-    assert first["compiler"] == "nvcc 13.0.7, CUTLASS 4.2.0"
-    assert main(words) == 0
-    again = rows(capsys.readouterr().out)
-    assert again == first | {"state": "was in the cache"}
-    assert len(tools.calls) == 1
-    assert main([*words, "--force"]) == 0
-    assert rows(capsys.readouterr().out)["state"] == "compiled"
-    assert len(tools.calls) == 2
-
-
-def test_build_compiles_even_where_first_use_must_not(
-    tools: Any, monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
-    monkeypatch.setenv("CUTLASS_W8A8_JIT", "off")
-    assert main(["build", "--config", "128x128x128_pingpong"]) == 0
-    assert rows(capsys.readouterr().out)["state"] == "compiled"
-
-
-def test_compile_failure_is_status_1_with_the_log(tools: Any, capsys: Capture) -> None:
-    tools.write(device="echo 'error: expected a ;' >&2; exit 1")
-    assert main(["build", "--config", "128x128x128_pingpong"]) == 1
-    captured = capsys.readouterr()
-    assert "error: expected a ;" in captured.err and "Traceback" not in captured.err
-
-
-def test_library_that_cannot_be_loaded_is_status_1(fake_tools: Any, capsys: Capture) -> None:
-    assert main(["build", "--config", "128x128x128_pingpong"]) == 1
-    captured = capsys.readouterr()
-    assert "cannot be loaded" in captured.err and "--force" in captured.err
-
-
-def test_list_shows_each_kernel(tools: Any, capsys: Capture) -> None:
-    assert main(["list"]) == 0
-    assert capsys.readouterr().out.startswith("0 kernels, 0 KB, in ")
-    for config in ("128x128x128_pingpong", "64x32x128_pingpong_swap"):
-        assert main(["build", "--config", config]) == 0
-    capsys.readouterr()
-    assert main(["list"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["kernel", "compiled", "with", "size", "date"]
-    assert [line.split()[0] for line in lines[1:3]] == [
-        "sm90_e4m3_bf16_scaled_token_channel_128x128x128_1x1_pingpong",
-        "sm90_e4m3_bf16_scaled_token_channel_64x32x128_1x1_pingpong_swap",
-    ]
-    assert all(
-        re.search(r"nvcc 13\.0\.7, CUTLASS 4\.2\.0 +\d+ KB +20\d\d-\d\d-\d\d \d\d:\d\d", line) for line in lines[1:3]
-    )
-    assert lines[3].startswith("2 kernels, ") and lines[3].endswith(os.environ["CUTLASS_W8A8_CACHE_DIR"])
-
-
-# doctor ---------------------------------------------------------------------------------------------------------------
-
-
-def test_doctor_finds_what_is_there(fake_tools: Any, capsys: Capture) -> None:
-    assert main(["doctor"]) == 0
-    out = capsys.readouterr().out
-    assert re.search(rf"ok +nvcc +13\.0\.7, {re.escape(str(fake_tools.nvcc))} \(from CUTLASS_W8A8_NVCC\)", out)
-    assert re.search(r"ok +C\+\+ compiler +g\+\+ 12\.2\.0", out)
-    # These headers are two files, not those of the pinned package.
-    assert re.search(r"note +CUTLASS headers +4\.2\.0", out) and "keys of their own" in out
-    assert re.search(rf"ok +cache +{re.escape(os.environ['CUTLASS_W8A8_CACHE_DIR'])}, writable", out)
-    assert out.splitlines()[-1] == "everything suffices"
-
-
-@pytest.mark.parametrize(
-    ("damage", "what", "remedy"),
-    [
-        ("no nvcc", "compilers", "set it to the path of nvcc"),
-        ("old nvcc", "nvcc", "pip install nvidia-cuda-nvcc"),
-        ("no compiler", "compilers", "is not an executable"),
-        ("no headers", "CUTLASS headers", "pip install nvidia-cutlass==4.2.0.0"),
-        ("relative cache", "cache", "give an absolute one"),
-        ("file as cache", "cache", "set CUTLASS_W8A8_CACHE_DIR to one"),
-        ("strange switch", "first-use compile", "on, 1, true, yes, off"),
-    ],
-)
-def test_doctor_names_what_is_wrong_and_the_remedy(
-    damage: str,
-    what: str,
-    remedy: str,
-    fake_tools: Any,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: Capture,
-) -> None:
-    if damage == "no nvcc":
-        fake_tools.nvcc.unlink()
-        monkeypatch.setenv("CUTLASS_W8A8_NVCC", str(fake_tools.nvcc) + "-gone")
-    elif damage == "old nvcc":
-        fake_tools.write(version="11.8")
-    elif damage == "no compiler":
-        monkeypatch.setenv("CXX", str(tmp_path / "missing"))
-    elif damage == "no headers":
-        shutil.rmtree(fake_tools.cutlass)
-    elif damage == "relative cache":
-        monkeypatch.setenv("CUTLASS_W8A8_CACHE_DIR", "kernels")
-    elif damage == "file as cache":
-        (tmp_path / "file").touch()
-        monkeypatch.setenv("CUTLASS_W8A8_CACHE_DIR", str(tmp_path / "file"))
-    else:
-        monkeypatch.setenv("CUTLASS_W8A8_JIT", "maybe")
-    assert main(["doctor"]) == 1
-    out = capsys.readouterr().out
-    bad = [line.split(maxsplit=1)[1] for line in out.splitlines() if line.startswith("bad")]
-    assert len(bad) == 1 and bad[0].startswith(what)
-    assert remedy in out
-    assert out.splitlines()[-1].startswith("1 of these")
-
-
-def test_doctor_notes_that_first_use_compilation_is_off(
-    fake_tools: Any, monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
-    monkeypatch.setenv("CUTLASS_W8A8_JIT", "off")
-    assert main(["doctor"]) == 0
-    assert re.search(r"note +first-use compile +off", capsys.readouterr().out)
-
-
-def test_sm80_is_served_by_its_own_options(capsys: Capture) -> None:
-    assert SM80.name in shown_name(capsys, "--arch", "sm80", "--m", "16")

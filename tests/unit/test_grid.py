@@ -39,7 +39,7 @@ def run(
         epilogue: Epilogue,
         *,
         out: torch.Tensor | None = None,
-        config: str | None = None,  # noqa: ARG001 - part of the signature
+        config: str | None = None,
     ) -> torch.Tensor:
         result = kernel(combination, inputs, epilogue)
         if out is None:

@@ -231,27 +231,32 @@ def test_emitter_edit_that_changes_no_text_does_not_compile(tools: Any, monkeypa
     assert len(tools.calls) == 2
 
 
-def test_another_compiler_rebuilds_only_when_forced(tools: Any) -> None:
+@pytest.mark.parametrize("changed", [{"version": "13.5"}, {"cxx_version": "g++ 14"}])
+def test_another_compiler_rebuilds_only_when_forced(tools: Any, changed: dict[str, str]) -> None:
     first = build(SPEC)
-    tools.write(version="13.5", cxx_version="g++ 14")
+    tools.write(link="echo other > kernel.so; exit 0", **changed)
     discover._find.cache_clear()
-    assert build(SPEC).library == first.library
+    again = build(SPEC)
+    assert (again.library, again.compiled) == (first.library, False)
+    assert again.library.read_text() == "library\n"
     forced = build(SPEC, force=True)
-    assert forced.compiled and forced.key == first.key and forced.library != first.library
-    assert forced.manifest["nvcc"]["version"] == "13.5.7"
-    assert build(SPEC).library == forced.library
+    assert (forced.key, forced.compiled) == (first.key, True)
+    assert forced.library.read_text() == "other\n"
+    identities = {name: forced.manifest[name]["identity"] for name in ("nvcc", "cxx")}
+    assert identities != {name: first.manifest[name]["identity"] for name in ("nvcc", "cxx")}
     assert len(tools.calls) == 2
 
 
-@pytest.mark.parametrize("changed", [{"version": "13.1"}, {"cxx_version": "g++ 14"}])
-def test_objects_differ_by_either_compiler(tools: Any, changed: dict[str, str]) -> None:
+def test_an_object_of_another_compiler_serves_a_new_emitter(tools: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     first = build(SPEC)
-    tools.write(**changed)
+    monkeypatch.setattr(pipeline.emit, "digest", lambda: "edited")
+    tools.write(version="13.5")
     discover._find.cache_clear()
-    assert build(SPEC, force=True).directory != first.directory
+    assert build(SPEC).library == first.library
+    assert pipeline.stats.reused == 1
 
 
-def test_force_replaces_the_object_of_the_same_compiler(tools: Any) -> None:
+def test_force_replaces_the_object(tools: Any) -> None:
     first = build(SPEC)
     tools.write(link="echo again > kernel.so; exit 0")
     second = build(SPEC, force=True)

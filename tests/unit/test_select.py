@@ -1,4 +1,4 @@
-"""Selection: every problem is served, every row serves some problem, bounds are inclusive."""
+"""Selection: every problem is served, every row serves some problem, bounds are inclusive, costs add up."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cutlass_w8a8.arch import ARCHS, Arch
 from cutlass_w8a8.config import KernelConfig
 from cutlass_w8a8.dispatch import select, validate
 from cutlass_w8a8.dispatch.select import TABLES
-from cutlass_w8a8.dispatch.table import UNBOUNDED, Row, row
+from cutlass_w8a8.dispatch.table import UNBOUNDED, Cost, Row, row
 from cutlass_w8a8.dtypes import DType
 from cutlass_w8a8.errors import UnsupportedError
 from cutlass_w8a8.evt.epilogues import EpilogueSpec
@@ -25,21 +25,20 @@ def problem(arch: Arch, operand: DType, m: int, n: int, k: int) -> Problem:
     return Problem(arch, m, n, k, operand, DType.BF16, EpilogueSpec.of())
 
 
-def corners(rows: tuple[Row, ...]) -> set[tuple[int, int, int]]:
-    """Problems on both sides of every bound in ``rows``, and typical ones."""
-    ms = {1, 16, 4096} | {bound + step for row in rows for bound in (row.max_m,) for step in (0, 1)}
-    ns = {8, 4096, 28672} | {bound + step for row in rows for bound in (row.max_n, row.min_n) for step in (-1, 0, 1)}
-    ks = {16, 4096} | {bound + step for row in rows for bound in (row.min_k,) for step in (-1, 0)}
-    return {
-        (m, n, k)
-        for m, n, k in itertools.product(ms, ns, ks)
-        if 0 < m < UNBOUNDED and 0 < n < UNBOUNDED and 0 < k < UNBOUNDED
-    }
+def shapes(rows: tuple[Row, ...]) -> list[tuple[int, int, int]]:
+    """Typical problems, and those on both sides of every bound in ``rows``."""
+    ms = {1, 8, 16, 48, 200, 384, 512, 1000, 2048, 4096, 16384}
+    ns = {8, 512, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 14336, 28672}
+    ks = {16, 1024, 4096, 14336}
+    for bound, extents in (("m", ms), ("n", ns), ("k", ks)):
+        limits = {getattr(row, f"{end}_{bound}", 0) for row in rows for end in ("min", "max")}
+        extents |= {limit + step for limit in limits for step in (-1, 0, 1) if 0 < limit + step < UNBOUNDED - 1}
+    return list(itertools.product(ms, ns, ks))
 
 
 @pytest.mark.parametrize(("arch", "operand"), SERVED, ids=IDS)
 def test_every_problem_gets_a_possible_configuration(arch: Arch, operand: DType) -> None:
-    for shape in corners(TABLES[arch.name][operand]):
+    for shape in shapes(TABLES[arch.name][operand]):
         config = select(problem(arch, operand, *shape))
         validate(KernelSpec(arch, operand, DType.BF16, EpilogueSpec.of(), config), config)
 
@@ -48,20 +47,56 @@ def test_every_problem_gets_a_possible_configuration(arch: Arch, operand: DType)
 def test_every_row_serves_some_problem(arch: Arch, operand: DType) -> None:
     rows = TABLES[arch.name][operand]
     serving = set()
-    for shape in corners(rows):
-        first = next(index for index, row in enumerate(rows) if row.fits(*shape))
-        assert select(problem(arch, operand, *shape)) == rows[first].config
-        serving.add(first)
-    assert serving == set(range(len(rows)))
+    for shape in shapes(rows):
+        fitting = [index for index, row in enumerate(rows) if row.fits(*shape)]
+        best = min(fitting, key=lambda index: rows[index].time(*shape))
+        assert select(problem(arch, operand, *shape)) == rows[best].config
+        serving.add(best)
+    assert [rows[index].config.name for index in range(len(rows)) if index not in serving] == []
 
 
 def test_bounds_are_inclusive() -> None:
-    bounded = row("128x128x128_pingpong", max_m=64, min_n=512, max_n=1024, min_k=256)
+    bounded = row("128x128x128_pingpong", min_m=2, max_m=64, min_n=512, max_n=1024, min_k=256)
     assert bounded.config == KernelConfig.parse("128x128x128_pingpong")
-    inside = [(64, 512, 256), (1, 1024, 4096)]
-    outside = [(65, 512, 256), (64, 511, 256), (64, 1025, 256), (64, 512, 255)]
+    inside = [(64, 512, 256), (2, 1024, 4096)]
+    outside = [(65, 512, 256), (1, 512, 256), (64, 511, 256), (64, 1025, 256), (64, 512, 255)]
     assert all(bounded.fits(*shape) for shape in inside)
     assert not any(bounded.fits(*shape) for shape in outside)
+
+
+def test_cost_counts_waves_of_tiles() -> None:
+    cost = Cost(us_per_1000_k=2.0, rest=1.5, us_per_wave=0.25, fixed_us=3.0, tb_per_s=1e9)
+    config = KernelConfig.parse("128x128x128_2x1_pingpong")
+
+    def at(m: int, n: int, k: int) -> float:
+        return round(cost.microseconds(config, m, n, k), 6)
+
+    one_wave = at(128, 128, 1000)
+    assert one_wave == 2.0 + 0.25 + 3.0
+    # 132 multiprocessors: 66 pairs of tiles fill one wave, and an odd tile along m is rounded up to a pair.
+    assert at(256, 66 * 128, 1000) == at(128, 66 * 128, 1000) == one_wave
+    assert at(256, 66 * 128 + 8, 1000) == at(384, 66 * 128, 1000) == 2.0 * (1 + 1.5) + 2 * 0.25 + 3.0
+    assert at(128, 128, 2000) == 2 * 2.0 + 0.25 + 3.0
+
+
+def test_cost_is_no_less_than_moving_the_operands() -> None:
+    cost = Cost(us_per_1000_k=1e-9, rest=1.0, us_per_wave=0.0, fixed_us=3.0, tb_per_s=2.0)
+    m, n, k = 16, 4096, 8192
+    expected = (n * k + m * k + 2 * m * n) / 2.0e12 * 1e6 + 3.0
+    assert cost.microseconds(KernelConfig.parse("64x16x256_ws_swap"), m, n, k) == pytest.approx(expected)
+
+
+def test_cost_of_a_transposed_kernel_counts_its_own_tiles() -> None:
+    cost = Cost(us_per_1000_k=1.0, rest=1.0, us_per_wave=1.0, fixed_us=0.0, tb_per_s=1e9)
+    swapped, straight = (KernelConfig.parse(f"64x16x256_ws{end}") for end in ("_swap", ""))
+    # 64 runs along N when transposed: 132 tiles, one wave; otherwise 528.
+    assert cost.microseconds(swapped, 16, 132 * 64, 1000) == pytest.approx(2.0)
+    assert cost.microseconds(straight, 16, 132 * 64, 1000) == pytest.approx(8.0)
+
+
+def test_rows_without_a_cost_read_from_top_to_bottom() -> None:
+    rows = (row("128x128x128_pingpong"), row("128x64x128_pingpong"))
+    assert min(rows, key=lambda row: row.time(64, 64, 64)) is rows[0]
 
 
 @pytest.mark.parametrize("m", [1, 2, 8, 16, 17, 32, 33, 64, 65, 128, 129, 256, 257, 512, 513, 1024, 8192])
@@ -71,8 +106,8 @@ def test_sm90_transposes_small_m_and_not_large_m(m: int) -> None:
         if m <= 64:
             # The MMA is 64 wide in the kernel's m: without the transposition most of it would be padding.
             assert config.swap_ab
-        if m >= 512:
-            assert not config.swap_ab and config.tile[0] * config.tile[1] >= 128 * 128
+        if m > 512:
+            assert not config.swap_ab and config.tile[0] >= 128 and config.tile[1] >= 128
 
 
 @pytest.mark.parametrize("m", [1, 8, 16, 17, 32, 64, 65, 128, 129, 256, 257, 8192])

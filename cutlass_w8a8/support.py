@@ -1,0 +1,123 @@
+"""What is served, and by which kernel: answers that compile and launch nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from cutlass_w8a8.arch import Arch, Capability, arch_for
+from cutlass_w8a8.config import KernelConfig
+from cutlass_w8a8.dispatch import select, validate
+from cutlass_w8a8.dtypes import OPERAND_DTYPES, OUTPUT_DTYPES
+from cutlass_w8a8.errors import ArgumentError, UnsupportedError
+from cutlass_w8a8.evt.epilogues import Azp, EpilogueSpec
+from cutlass_w8a8.evt.evaluate import TORCH_DTYPES
+from cutlass_w8a8.problem import Problem
+from cutlass_w8a8.request import FROM_TORCH, Request, check
+from cutlass_w8a8.runtime.device import device
+from cutlass_w8a8.spec import KernelSpec
+
+Tensor = torch.Tensor
+Config = KernelConfig | str | None
+
+
+@dataclass(frozen=True)
+class Support:
+    """Whether a combination is served; truthy if so. ``reason`` says why not, and is empty otherwise."""
+
+    supported: bool
+    reason: str = ""
+
+    def __bool__(self) -> bool:
+        return self.supported
+
+
+def is_supported(
+    capability: Capability,
+    a_dtype: torch.dtype,
+    out_dtype: torch.dtype = torch.bfloat16,
+    *,
+    azp: str = "none",
+) -> Support:
+    """Whether kernels exist for a device of ``capability`` (major, minor); needs no GPU.
+
+    Args:
+        capability: compute capability, as of ``torch.cuda.get_device_capability()``.
+        a_dtype: torch.float8_e4m3fn or torch.int8.
+        out_dtype: the result's type.
+        azp: ``"none"``, ``"tensor"`` or ``"token"``.
+    """
+    operand, out_type = FROM_TORCH.get(a_dtype), FROM_TORCH.get(out_dtype)
+    if operand not in OPERAND_DTYPES or operand is None:
+        names = " and ".join(str(TORCH_DTYPES[dtype]) for dtype in OPERAND_DTYPES)
+        return Support(False, f"operands of dtype {a_dtype} are not served; {names} are")
+    if out_type not in OUTPUT_DTYPES or out_type is None:
+        names = ", ".join(str(TORCH_DTYPES[dtype]) for dtype in OUTPUT_DTYPES)
+        return Support(False, f"results of dtype {out_dtype} are not served; {names} are")
+    try:
+        arch = arch_for(capability)
+        epilogue = EpilogueSpec.of(azp=Azp(azp))
+        epilogue.tree(operand.accumulator, out_type)
+        select(Problem(arch, 16, 128, 128, operand, out_type, epilogue))
+    except (UnsupportedError, ValueError) as error:
+        return Support(False, str(error))
+    return Support(True)
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What would run for a call.
+
+    Attributes:
+        spec: the kernel.
+        config: its configuration, launch-time choices included.
+    """
+
+    spec: KernelSpec
+    config: KernelConfig
+
+
+def explain(
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    out_dtype: torch.dtype = torch.bfloat16,
+    bias: Tensor | None = None,
+    azp_adj: Tensor | None = None,
+    azp: Tensor | None = None,
+    *,
+    config: Config = None,
+    capability: Capability | None = None,
+) -> Explanation:
+    """The kernel that serves this call on a device of ``capability`` (default: that of a's device).
+
+    Nothing is compiled or launched, and CPU tensors are welcome when ``capability`` is given.
+
+    Raises:
+        ArgumentError: as for `scaled_mm`; also when a is on the CPU and no capability is given.
+    """
+    request = check(a, b, scale_a, scale_b, out_dtype, bias, azp_adj, azp, None)
+    if capability is None:
+        if not a.is_cuda:
+            raise ArgumentError("a is on the CPU; pass capability=(major, minor) to say for which device to explain")
+        capability = device(a.get_device()).capability
+    return choose(request, arch_for(capability), config)
+
+
+def choose(request: Request, arch: Arch, config: Config) -> Explanation:
+    """The kernel that serves a checked request on ``arch``: the heuristic's, or the one ``config`` asks for.
+
+    Raises:
+        ConfigError: ``config`` is impossible.
+        UnsupportedError: no kernel serves it.
+    """
+    problem = Problem(arch, request.m, request.n, request.k, request.operand, request.out, request.epilogue)
+    if config is None:
+        config = select(problem)
+    elif isinstance(config, str):
+        config = KernelConfig.parse(config)
+    spec = KernelSpec(arch, request.operand, request.out, request.epilogue, config)
+    validate(spec, config)
+    return Explanation(spec, config)

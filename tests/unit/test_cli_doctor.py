@@ -1,0 +1,79 @@
+"""``doctor``: what it finds, what it calls bad, and the remedy it names."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cutlass_w8a8.cli import main
+
+Capture = pytest.CaptureFixture[str]
+
+
+def test_doctor_finds_what_is_there(fake_tools: Any, capsys: Capture) -> None:
+    assert main(["doctor"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(rf"ok +nvcc +13\.0\.7, {re.escape(str(fake_tools.nvcc))} \(from CUTLASS_W8A8_NVCC\)", out)
+    assert re.search(r"ok +C\+\+ compiler +g\+\+ 12\.2\.0", out)
+    # These headers are two files, not those of the pinned package.
+    assert re.search(r"note +CUTLASS headers +4\.2\.0", out) and "keys of their own" in out
+    assert re.search(rf"ok +cache +{re.escape(os.environ['CUTLASS_W8A8_CACHE_DIR'])}, writable", out)
+    assert out.splitlines()[-1] == "everything suffices"
+
+
+@pytest.mark.parametrize(
+    ("damage", "what", "remedy"),
+    [
+        ("no nvcc", "compilers", "set it to the path of nvcc"),
+        ("old nvcc", "nvcc", "pip install nvidia-cuda-nvcc"),
+        ("no compiler", "compilers", "is not an executable"),
+        ("no headers", "CUTLASS headers", "pip install nvidia-cutlass==4.2.0.0"),
+        ("relative cache", "cache", "give an absolute one"),
+        ("file as cache", "cache", "set CUTLASS_W8A8_CACHE_DIR to one"),
+        ("strange switch", "first-use compile", "on, 1, true, yes, off"),
+    ],
+)
+def test_doctor_names_what_is_wrong_and_the_remedy(
+    damage: str,
+    what: str,
+    remedy: str,
+    fake_tools: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Capture,
+) -> None:
+    if damage == "no nvcc":
+        fake_tools.nvcc.unlink()
+        monkeypatch.setenv("CUTLASS_W8A8_NVCC", str(fake_tools.nvcc) + "-gone")
+    elif damage == "old nvcc":
+        fake_tools.write(version="11.8")
+    elif damage == "no compiler":
+        monkeypatch.setenv("CXX", str(tmp_path / "missing"))
+    elif damage == "no headers":
+        shutil.rmtree(fake_tools.cutlass)
+    elif damage == "relative cache":
+        monkeypatch.setenv("CUTLASS_W8A8_CACHE_DIR", "kernels")
+    elif damage == "file as cache":
+        (tmp_path / "file").touch()
+        monkeypatch.setenv("CUTLASS_W8A8_CACHE_DIR", str(tmp_path / "file"))
+    else:
+        monkeypatch.setenv("CUTLASS_W8A8_JIT", "maybe")
+    assert main(["doctor"]) == 1
+    out = capsys.readouterr().out
+    bad = [line.split(maxsplit=1)[1] for line in out.splitlines() if line.startswith("bad")]
+    assert len(bad) == 1 and bad[0].startswith(what)
+    assert remedy in out
+    assert out.splitlines()[-1].startswith("1 of these")
+
+
+def test_doctor_notes_that_first_use_compilation_is_off(
+    fake_tools: Any, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setenv("CUTLASS_W8A8_JIT", "off")
+    assert main(["doctor"]) == 0
+    assert re.search(r"note +first-use compile +off", capsys.readouterr().out)

@@ -1,0 +1,66 @@
+"""The README: its example runs, its commands are understood, its variables are those the code reads."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cutlass_w8a8 import cli
+from cutlass_w8a8.arch import ARCHS
+from cutlass_w8a8.request import MAX_K_INT8, MAX_K_INT8_AZP
+from scripts import pregenerate
+
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_example_runs(tmp_path: Path) -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+    code = f"import sys\nsys.path.insert(0, {str(ROOT)!r})\nimport torch\ntorch.manual_seed(0)\n"
+    # The same lines on the CPU, whatever this machine has.
+    code += example.replace("torch.cuda.is_available()", "False")
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.splitlines()
+    match = re.fullmatch(r"\(64, 256\) on cpu, relative error (\d\.\d+)", first)
+    assert match and 0.001 < float(match[1]) < 0.02
+    assert second.startswith("sm90_int8_bf16_scaled-bias_token_channel_")
+    assert list(tmp_path.iterdir()) == []
+
+
+def commands(program: str) -> list[list[str]]:
+    lines = re.findall(rf"^    (?:python )?{re.escape(program)} .*$", TEXT, re.MULTILINE)
+    return [shlex.split(line, comments=True) for line in lines]
+
+
+def test_commands_are_understood(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    shown = commands("cutlass-w8a8")
+    assert len(shown) == 2
+    for command in shown:
+        assert cli.main(command[1:]) == 0
+    drawn = capsys.readouterr().out.split("#endif\n")[-1].strip()
+    assert "\n".join(line.removeprefix("    ") for line in TEXT.splitlines()).count(drawn) == 1
+
+    (made,) = commands("scripts/pregenerate.py")
+    assert pregenerate.main([*made[2:], "--print-plan"]) == 0
+
+
+def test_variables_are_those_the_code_reads() -> None:
+    read = {
+        name
+        for path in (ROOT / "cutlass_w8a8").rglob("*.py")
+        for name in re.findall(r"\"(CUTLASS_W8A8_[A-Z_]+)\"", path.read_text(encoding="utf-8"))
+    }
+    told = set(re.findall(r"^\| `(CUTLASS_W8A8_[A-Z_]+)`", TEXT, re.MULTILINE))
+    assert read == told and len(read) >= 5
+
+
+def test_stated_limits_are_those_of_the_code() -> None:
+    assert f"K up to {MAX_K_INT8}, or {MAX_K_INT8_AZP} with zero points" in TEXT
+    for arch in ARCHS.values():
+        assert f"| {arch.capability[0]}.{arch.capability[1]} |" in TEXT
