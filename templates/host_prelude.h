@@ -9,7 +9,6 @@
 #include <dlfcn.h>
 
 #include <cstdint>
-#include <new>
 
 // Take the tensor-map encoder from below instead of asking the runtime for it at every call.
 #define CUTLASS_ENABLE_DIRECT_CUDA_DRIVER_CALL 1

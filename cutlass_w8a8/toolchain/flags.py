@@ -49,5 +49,6 @@ def flags_for(arch: Arch, config: KernelConfig) -> Flags:
         # -fpermissive -w: a plain C++ compiler meets device-only names inside CUTLASS templates it never calls.
         # Hidden visibility also keeps function-local statics of one kernel from being merged with another's.
         host=("-std=c++17", "-O1", "-fPIC", "-fvisibility=hidden", "-fpermissive", "-w", *defines),
-        link=("-shared", "-Wl,--as-needed", "-Wl,-z,defs", "-ldl"),
+        # Some toolchains link libstdc++ statically; its symbols must not be offered to the rest of the process.
+        link=("-shared", "-Wl,--as-needed", "-Wl,--exclude-libs,ALL", "-Wl,-z,defs", "-ldl"),
     )

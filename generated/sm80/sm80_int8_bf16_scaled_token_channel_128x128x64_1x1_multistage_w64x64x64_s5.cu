@@ -141,7 +141,7 @@ typename GemmKernel::Arguments arguments(Call const& call) {
           {}
         },  // mul_scale_b
         {}
-      },  // mul_scale_a,
+      },  // mul_scale_a
       {d, {call.ldd, cute::_1{}, cute::_0{}}}};
 
   // The visitor stores D: the GEMM's own C and D pointers are unused. Leading strides are 64-bit throughout.
@@ -174,7 +174,8 @@ extern "C" W8A8_EXPORT int w8a8_launch(Call const* call) {
   Params params(args, call->sm_count, call->blocks_per_sm);
   dim3 const grid = params.get_grid_dims();
   dim3 const cluster(1, 1, 1);
-  return w8a8::launch(*call, &params, grid, GemmKernel::kThreadCount, sizeof(SharedStorage), cluster, /*pdl=*/false);
+  return w8a8::launch(*call, &params, grid, GemmKernel::kThreadCount, sizeof(SharedStorage), cluster,
+                      /*pdl=*/false);
 }
 
 #endif

@@ -158,7 +158,7 @@ typename GemmKernel::Arguments arguments(Call const& call) {
           {}
         },  // mul_scale_b
         {}
-      };  // mul_scale_a;
+      };  // mul_scale_a
 
   auto const* a = static_cast<ElementA const*>(call.a);
   auto const* b = static_cast<ElementB const*>(call.b);
@@ -168,14 +168,15 @@ typename GemmKernel::Arguments arguments(Call const& call) {
   hardware.device_id = 0;  // read only to query what the next line gives
   hardware.sm_count = call.sm_count;
 
-  using Scheduler = typename GemmKernel::TileScheduler;
   typename GemmKernel::TileSchedulerArguments scheduler;
   if constexpr (!std::is_const_v<decltype(scheduler.max_swizzle_size)>) {
     scheduler.max_swizzle_size = call.swizzle;
   }
   using RasterOrder = decltype(scheduler.raster_order);
   // The kernel's m is the caller's n.
-  scheduler.raster_order = call.raster == 1 ? RasterOrder::AlongN : call.raster == 2 ? RasterOrder::AlongM : RasterOrder::Heuristic;
+  scheduler.raster_order = call.raster == 1   ? RasterOrder::AlongN
+                           : call.raster == 2 ? RasterOrder::AlongM
+                                              : RasterOrder::Heuristic;
 
   return {cutlass::gemm::GemmUniversalMode::kGemm,
           {call.n, call.m, call.k, 1},
@@ -206,7 +207,8 @@ extern "C" W8A8_EXPORT int w8a8_launch(Call const* call) {
   Params params = GemmKernel::to_underlying_arguments(args, call->workspace);
   dim3 const grid = GemmKernel::get_grid_shape(params);
   dim3 const cluster(1, 1, 1);
-  return w8a8::launch(*call, &params, grid, GemmKernel::MaxThreadsPerBlock, GemmKernel::SharedStorageSize, cluster, /*pdl=*/false);
+  return w8a8::launch(*call, &params, grid, GemmKernel::MaxThreadsPerBlock, GemmKernel::SharedStorageSize, cluster,
+                      /*pdl=*/false);
 }
 
 #endif
