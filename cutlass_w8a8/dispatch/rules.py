@@ -88,13 +88,12 @@ def _warp_groups(spec: KernelSpec) -> Iterator[str]:
 
 
 def _cluster_3x(spec: KernelSpec) -> Iterator[str]:
-    cluster, (m, n, _) = spec.config.cluster, spec.config.tile
+    cluster, (_, n, _) = spec.config.cluster, spec.config.tile
     if any(extent not in (1, 2, 4, 8) for extent in cluster) or prod(cluster) > 8:
         yield f"cluster {cluster[0]}x{cluster[1]} is not a product of 1, 2, 4, 8 of at most 8 blocks"
         return
-    # Multicast gives each block of the cluster a slice of the shared tile, in whole 8-row swizzle atoms.
-    if m % (8 * cluster[1]):
-        yield f"tile m {m} cannot be shared by {cluster[1]} blocks in slices of 8 rows"
+    # Multicast gives each block of the cluster a slice of the shared tile, in whole 8-row swizzle atoms; any legal
+    # tile m has room for 8 slices.
     if n % (8 * cluster[0]):
         yield f"tile n {n} cannot be shared by {cluster[0]} blocks in slices of 8 rows"
 
@@ -107,6 +106,12 @@ def _options_3x(spec: KernelSpec) -> Iterator[str]:
         yield f"the stream-K scheduler needs the cooperative schedule, not {config.schedule.value}"
     if config.scheduler is Scheduler.STREAM_K and config.pdl:
         yield "CUTLASS's sm90 stream-K scheduler does not compile with programmatic dependent launch; drop one"
+
+
+def _accurate_3x(spec: KernelSpec) -> Iterator[str]:
+    k = spec.config.tile[2]
+    if not spec.config.fast_accum and k > 128:
+        yield f"accurate accumulation promotes partial sums every 128 of k; tile k {k} is larger; use 128"
 
 
 def _options_2x(spec: KernelSpec) -> Iterator[str]:
@@ -145,6 +150,7 @@ _RULES: dict[Family, tuple[Rule, ...]] = {
         _operands,
         _schedule,
         _options_3x,
+        _accurate_3x,
         _tile_3x,
         _warp_groups,
         _cluster_3x,

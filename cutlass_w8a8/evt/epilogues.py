@@ -129,9 +129,19 @@ class EpilogueSpec:
 
     @classmethod
     def parse(cls, name: str) -> EpilogueSpec:
-        """The spec whose `name` this is."""
-        formula_name, scale_a, scale_b = name.rsplit("_", 2)
-        return cls(formula_name, ScaleA(scale_a), ScaleB(scale_b))
+        """The spec whose `name` this is.
+
+        Raises:
+            UnsupportedError: ``name`` is no epilogue's name.
+        """
+        try:
+            formula_name, scale_a, scale_b = name.rsplit("_", 2)
+            return cls(formula_name, ScaleA(scale_a), ScaleB(scale_b))
+        except ValueError:
+            raise UnsupportedError(
+                f"epilogue {name!r} is not <formula>_<scale_a>_<scale_b>; write it like azp-token-bias_token_channel, "
+                f"with one of {', '.join(FORMULAS)}, then tensor or token, then tensor or channel"
+            ) from None
 
     def tree(self, accumulator: DType, out: DType) -> Tree:
         """The expression tree of this epilogue over an ``accumulator`` tile, storing ``out``.

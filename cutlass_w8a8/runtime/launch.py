@@ -15,7 +15,8 @@ from cutlass_w8a8.runtime.device import Device
 from cutlass_w8a8.runtime.loader import LoadedKernel
 
 _RASTER = {Raster.HEURISTIC: 0, Raster.ALONG_M: 1, Raster.ALONG_N: 2}
-_INVALID_CONTEXT = 201
+# What a launch returns in a thread without a current context: the driver's error, or a failed workspace memset.
+_NO_CONTEXT = (201, -3)
 
 
 class _Buffer(threading.local):
@@ -96,7 +97,7 @@ class PreparedCall:
             self._retry(buffer, result)
 
     def _retry(self, buffer: _Buffer, result: int) -> None:
-        if result == _INVALID_CONTEXT:
+        if result in _NO_CONTEXT:
             # A thread that has not used CUDA yet has no current context; torch makes one current on demand.
             torch.cuda.set_device(self._device.index)
             torch.cuda.current_stream().query()

@@ -213,7 +213,8 @@ def test_shapes_cover_what_they_promise() -> None:
     assert len(shapes) >= 300
     assert len(set(shapes)) == len(shapes)
     assert {m for m, _, _ in shapes} >= set(cases.M_VALUES)
-    assert all(n % 16 == 0 and k % 16 == 0 for _, n, k in shapes)
+    assert all(n % 8 == 0 and k % 16 == 0 for _, n, k in shapes)
+    assert sum(n % 16 == 8 for _, n, _ in shapes) >= 7
     odd = [shape for shape in shapes if shape[1] // 16 % 2 and shape[2] // 16 % 2]
     assert len(odd) >= 80
     assert sum(k >= 4096 for _, _, k in shapes) >= 50

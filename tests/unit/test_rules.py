@@ -55,13 +55,13 @@ IMPOSSIBLE = [
         "the stream-K scheduler needs the cooperative",
     ),
     (rules._options_3x, SM90, DType.INT8, "128x128x128_cooperative_streamk_pdl", "CUTLASS's sm90 stream-K scheduler"),
+    (rules._accurate_3x, SM90, DType.E4M3, "64x32x256_ws_swap_accurate", "accurate accumulation promotes"),
     (rules._tile_3x, SM90, DType.INT8, "96x128x128_pingpong", "tile m 96 is not 64, 128 or 256"),
     (rules._tile_3x, SM90, DType.INT8, "64x24x128_pingpong", "tile n 24 is not a multiple of 16"),
     (rules._tile_3x, SM90, DType.INT8, "64x32x96_pingpong", "tile k 96 is not 64, 128 or 256"),
     (rules._warp_groups, SM90, DType.INT8, "64x128x128_cooperative", "a cooperative kernel splits tile m over two"),
     (rules._warp_groups, SM90, DType.INT8, "128x256x64_pingpong", "tile 128x256 needs 256 accumulator registers"),
     (rules._cluster_3x, SM90, DType.INT8, "128x128x128_3x1_pingpong", "cluster 3x1 is not a product of 1, 2, 4, 8"),
-    (rules._cluster_3x, SM90, DType.INT8, "96x128x128_1x8_pingpong", "tile m 96 cannot be shared by 8 blocks"),
     (rules._cluster_3x, SM90, DType.INT8, "64x16x128_4x1_pingpong", "tile n 16 cannot be shared by 4 blocks"),
 ]
 LAUNCH = [
