@@ -13,11 +13,11 @@ from cutlass_w8a8.config import KernelConfig
 from cutlass_w8a8.errors import ArgumentError
 from cutlass_w8a8.evt.evaluate import TORCH_DTYPES, accumulate, evaluate
 from cutlass_w8a8.evt.tree import Broadcast
-from cutlass_w8a8.request import ALIGNMENT, Request, check, misaligned
+from cutlass_w8a8.request import ALIGNMENT, Request, check, check_kinds, misaligned, refuse_gradients, refuse_overlap
 from cutlass_w8a8.runtime.device import device
 from cutlass_w8a8.runtime.launch import Extents, PreparedCall
 from cutlass_w8a8.runtime.loader import load
-from cutlass_w8a8.support import Config, choose
+from cutlass_w8a8.support import Config, choose, parse_config
 
 Tensor = torch.Tensor
 
@@ -44,6 +44,8 @@ class _Prepared:
     order: tuple[int, ...]
     # Those among them that the kernel reads 16 bytes at a time.
     wide: tuple[int, ...]
+    # Bytes of each of the kernel's operands, in its own order.
+    spans: tuple[int, ...] = ()
 
 
 def scaled_mm(
@@ -75,7 +77,8 @@ def scaled_mm(
         out_dtype: torch.bfloat16, torch.float16 or torch.float32.
         bias: [N] of out_dtype, or None.
         out: result tensor [..., N] of out_dtype, rows padded to any multiple of 16 bytes; allocated if None.
-        config: a `KernelConfig` or its text form, instead of the heuristic's choice. Ignored on the CPU.
+        config: a `KernelConfig` or its text form, instead of the heuristic's choice. On the CPU its form is checked,
+            and it has no effect.
 
     K must be a multiple of 16, N of 8. All pointers must be 16-byte aligned.
 
@@ -86,10 +89,11 @@ def scaled_mm(
         ArgumentError: an operand is not acceptable (nothing was launched).
         ConfigError: ``config`` is impossible.
         UnsupportedError: no kernel serves this device or these types.
-        ToolchainError: a kernel must be compiled and cannot be.
+        ToolchainError: a kernel must be compiled and cannot be (`CompileError`: the compiler failed).
+        CacheError: the cache cannot be written, or ``CUTLASS_W8A8_JIT=off`` and the kernel is not in it.
         LaunchError: the driver refused to load or launch the kernel.
     """
-    if torch.compiler.is_compiling() or type(a) is not Tensor:
+    if torch.compiler.is_compiling() or type(a) is not Tensor or a.is_meta:
         return _traced(a, b, scale_a, scale_b, out_dtype, None, None, bias, out, config)
     return _run(a, b, scale_a, scale_b, out_dtype, None, None, bias, out, config)
 
@@ -121,7 +125,7 @@ def scaled_mm_azp(
     """
     if azp_adj is None:
         raise ArgumentError("azp_adj is None; pass the int32 column sums of b, or call scaled_mm")
-    if torch.compiler.is_compiling() or type(a) is not Tensor:
+    if torch.compiler.is_compiling() or type(a) is not Tensor or a.is_meta:
         return _traced(a, b, scale_a, scale_b, out_dtype, azp_adj, azp, bias, out, config)
     return _run(a, b, scale_a, scale_b, out_dtype, azp_adj, azp, bias, out, config)
 
@@ -129,7 +133,7 @@ def scaled_mm_azp(
 def cutlass_scaled_mm(
     a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, out_dtype: torch.dtype, bias: Tensor | None = None
 ) -> Tensor:
-    """`scaled_mm` under vLLM's name and argument order."""
+    """`scaled_mm` under the name and argument order of vLLM's ``_custom_ops`` (not of its ``torch.ops._C``)."""
     return scaled_mm(a, b, scale_a, scale_b, out_dtype, bias)
 
 
@@ -143,7 +147,7 @@ def cutlass_scaled_mm_azp(
     azp: Tensor | None = None,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """`scaled_mm_azp` under vLLM's name and argument order."""
+    """`scaled_mm_azp` under the name and argument order of vLLM's ``_custom_ops`` (not of its ``torch.ops._C``)."""
     return scaled_mm_azp(a, b, scale_a, scale_b, out_dtype, azp_adj, azp, bias)
 
 
@@ -159,29 +163,37 @@ def _run(
     out: Tensor | None,
     config: Config,
 ) -> Tensor:
-    key = (
-        a.shape,
-        a.stride(),
-        a.dtype,
-        a.get_device(),
-        b.shape,
-        b.stride(),
-        b.dtype,
-        b.get_device(),
-        _signature(scale_a),
-        _signature(scale_b),
-        out_dtype,
-        None if bias is None else _signature(bias),
-        None if azp_adj is None else (_signature(azp_adj), None if azp is None else _signature(azp)),
-        None if out is None else _signature(out),
-        config,
-    )
-    prepared = _prepared.get(key)
+    try:
+        key = (
+            a.shape,
+            a.stride(),
+            a.dtype,
+            a.get_device(),
+            b.shape,
+            b.stride(),
+            b.dtype,
+            b.get_device(),
+            _signature(scale_a),
+            _signature(scale_b),
+            out_dtype,
+            None if bias is None else _signature(bias),
+            None if azp_adj is None else (_signature(azp_adj), None if azp is None else _signature(azp)),
+            None if out is None else _signature(out),
+            config,
+        )
+        prepared = _prepared.get(key)
+    except (AttributeError, TypeError, RuntimeError):
+        check_kinds(a, b, scale_a, scale_b, out_dtype, bias, azp_adj, azp, out)
+        parse_config(config)
+        raise
+    if torch.is_grad_enabled():
+        refuse_gradients(scale_a, scale_b, bias, out)
     if prepared is None:
         prepared = _prepare(a, b, scale_a, scale_b, out_dtype, azp_adj, azp, bias, out, config)
-        while len(_prepared) >= _MAX_PREPARED:
-            _prepared.pop(next(iter(_prepared)), None)
-        _prepared[key] = prepared
+        if prepared.call is not None:
+            while len(_prepared) >= _MAX_PREPARED:
+                _prepared.pop(next(iter(_prepared)), None)
+            _prepared[key] = prepared
     call = prepared.call
     if call is None:
         return _evaluate(prepared.request, a, b, (scale_a, scale_b, azp, azp_adj, bias), out)
@@ -199,6 +211,8 @@ def _run(
         operands = tuple([given[position].data_ptr() for position in prepared.order])  # type: ignore[union-attr]
     if (pointers[0] | pointers[1] | pointers[2]) % ALIGNMENT:
         raise misaligned(zip(("a", "b", "out"), pointers, strict=True))
+    if out is not None:
+        refuse_overlap(request, *pointers, operands, prepared.spans)
     for position in prepared.wide:
         if operands[prepared.order.index(position)] % ALIGNMENT:
             raise misaligned([(OPERANDS[position], operands[prepared.order.index(position)])])
@@ -231,6 +245,7 @@ def _prepare(
     order = tuple(OPERANDS.index(operand.name) for operand in tree.loads)
     if not a.is_cuda and a.device.type != "cpu":
         raise ArgumentError(f"a is on {a.device}; kernels run on CUDA devices, the evaluator on the CPU")
+    parse_config(config)
     if not a.is_cuda or not (request.m and request.n and request.k):
         return _Prepared(request, None, order, ())
     where = device(a.get_device())
@@ -241,7 +256,9 @@ def _prepare(
     rows = [operand.name for operand in tree.loads if operand.broadcast is Broadcast.ROW]
     # Row visitors of the 2.x family load vectors; those of the 3.x family load element by element.
     wide = tuple(OPERANDS.index(name) for name in rows) if arch.family is Family.MULTISTAGE_2X else ()
-    return _Prepared(request, PreparedCall(kernel, where, extents, chosen.config), order, wide)
+    extent = {Broadcast.SCALAR: 1, Broadcast.ROW: request.n, Broadcast.COLUMN: request.m}
+    spans = tuple(extent[operand.broadcast] * operand.element.bytes for operand in tree.loads)
+    return _Prepared(request, PreparedCall(kernel, where, extents, chosen.config), order, wide, spans)
 
 
 def _evaluate(request: Request, a: Tensor, b: Tensor, given: tuple[Tensor | None, ...], out: Tensor | None) -> Tensor:
@@ -268,6 +285,7 @@ def _traced(
     out: Tensor | None,
     config: Config,
 ) -> Tensor:
+    check_kinds(a, b, scale_a, scale_b, out_dtype, bias, azp_adj, azp, out)
     name = config.name if isinstance(config, KernelConfig) else config
     if out is not None:
         torch.ops.cutlass_w8a8.scaled_mm_out(out, a, b, scale_a, scale_b, azp_adj, azp, bias, name)

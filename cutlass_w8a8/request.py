@@ -67,6 +67,7 @@ def check(
         ArgumentError: an operand has a wrong type, shape, stride, alignment or device; the message names it, what
             was given, what is accepted and a remedy.
     """
+    check_kinds(a, b, scale_a, scale_b, out_dtype, bias, azp_adj, azp, out)
     operand, out_type = _types(a, b, out_dtype)
     _devices(a, ("b", b), ("scale_a", scale_a), ("scale_b", scale_b), ("bias", bias), ("azp_adj", azp_adj),
              ("azp", azp), ("out", out))  # fmt: skip
@@ -82,6 +83,63 @@ def check(
     shape = (*a.shape[:-1], n)
     ldd = n if out is None else _output(out, out_dtype, shape, m, n)
     return Request(m, n, k, operand, out_type, epilogue, lda, ldb, ldd, shape)
+
+
+def check_kinds(
+    a: object,
+    b: object,
+    scale_a: object,
+    scale_b: object,
+    out_dtype: object,
+    bias: object,
+    azp_adj: object,
+    azp: object,
+    out: object,
+) -> None:
+    """Refuse operands that are no dense tensors at all, and an ``out_dtype`` that is no dtype.
+
+    Raises:
+        ArgumentError: names the first such argument.
+    """
+    required = {"a": a, "b": b, "scale_a": scale_a, "scale_b": scale_b}
+    optional = {"bias": bias, "azp_adj": azp_adj, "azp": azp, "out": out}
+    for name, value in (required | {k: v for k, v in optional.items() if v is not None}).items():
+        if not isinstance(value, torch.Tensor):
+            remedy = f"torch.tensor({value!r})" if isinstance(value, int | float) else "a torch.Tensor"
+            raise ArgumentError(f"{name} is a {type(value).__name__}; pass {remedy}")
+        if value.layout is not torch.strided:
+            raise ArgumentError(f"{name} has layout {value.layout}; it must be dense; pass {name}.to_dense()")
+    if not isinstance(out_dtype, torch.dtype):
+        raise ArgumentError(f"out_dtype is {out_dtype!r}; pass a torch.dtype such as torch.bfloat16")
+
+
+def refuse_gradients(*tensors: torch.Tensor | None) -> None:
+    """Refuse operands that ask for a gradient, which nothing here computes.
+
+    Raises:
+        ArgumentError: one of them requires a gradient.
+    """
+    for tensor in tensors:
+        if tensor is not None and tensor.requires_grad:
+            raise ArgumentError(
+                "an operand requires a gradient, and kernels compute none; call under torch.no_grad(), or detach it"
+            )
+
+
+def refuse_overlap(request: Request, a: int, b: int, out: int, operands: Sequence[int], spans: Sequence[int]) -> None:
+    """Refuse an output whose memory reaches into that of an input; addresses and ``spans`` in bytes.
+
+    Raises:
+        ArgumentError: they overlap.
+    """
+    end = out + ((request.m - 1) * request.ldd + request.n) * request.out.bytes
+    inputs = (a, (request.m - 1) * request.lda + request.k), (b, (request.n - 1) * request.ldb + request.k)
+    for start, span in (*inputs, *zip(operands, spans, strict=True)):
+        if start < end and out < start + span:
+            raise ArgumentError(
+                "out shares memory with an input, which would be overwritten while it is read; "
+                "pass another tensor as out"
+            )
 
 
 def misaligned(pointers: Iterable[tuple[str, int]]) -> ArgumentError:

@@ -47,7 +47,15 @@ def is_supported(
         a_dtype: torch.float8_e4m3fn or torch.int8.
         out_dtype: the result's type.
         azp: ``"none"``, ``"tensor"`` or ``"token"``.
+
+    Raises:
+        ArgumentError: ``capability`` is not a pair of integers.
     """
+    if not (isinstance(capability, tuple) and len(capability) == 2 and all(isinstance(x, int) for x in capability)):
+        raise ArgumentError(
+            f"capability is {capability!r}; pass (major, minor), such as (9, 0), "
+            "as torch.cuda.get_device_capability() returns"
+        )
     operand, out_type = FROM_TORCH.get(a_dtype), FROM_TORCH.get(out_dtype)
     if operand not in OPERAND_DTYPES or operand is None:
         names = " and ".join(str(TORCH_DTYPES[dtype]) for dtype in OPERAND_DTYPES)
@@ -114,10 +122,21 @@ def choose(request: Request, arch: Arch, config: Config) -> Explanation:
         UnsupportedError: no kernel serves it.
     """
     problem = Problem(arch, request.m, request.n, request.k, request.operand, request.out, request.epilogue)
-    if config is None:
-        config = select(problem)
-    elif isinstance(config, str):
-        config = KernelConfig.parse(config)
-    spec = KernelSpec(arch, request.operand, request.out, request.epilogue, config)
-    validate(spec, config)
-    return Explanation(spec, config)
+    chosen = parse_config(config) or select(problem)
+    spec = KernelSpec(arch, request.operand, request.out, request.epilogue, chosen)
+    validate(spec, chosen)
+    return Explanation(spec, chosen)
+
+
+def parse_config(config: Config) -> KernelConfig | None:
+    """The configuration a caller names, or None where the heuristic is to choose.
+
+    Raises:
+        ArgumentError: ``config`` is of another type.
+        ConfigError: its text is not understood.
+    """
+    if config is None or isinstance(config, KernelConfig):
+        return config
+    if not isinstance(config, str):
+        raise ArgumentError(f"config is a {type(config).__name__}; pass a KernelConfig, its text form, or None")
+    return KernelConfig.parse(config)

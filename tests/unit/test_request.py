@@ -10,7 +10,7 @@ import torch
 import cutlass_w8a8
 from cutlass_w8a8 import ArgumentError
 from cutlass_w8a8.evt.epilogues import EpilogueSpec
-from cutlass_w8a8.request import MAX_K_INT8, MAX_K_INT8_AZP, check, misaligned
+from cutlass_w8a8.request import MAX_K_INT8, MAX_K_INT8_AZP, check, misaligned, refuse_overlap
 
 M, N, K = 5, 24, 32
 
@@ -195,3 +195,71 @@ def test_batched_result_and_out() -> None:
     out = torch.full((2, 3, N), torch.nan)
     assert cutlass_w8a8.scaled_mm(a, b, torch.ones(()), torch.ones(()), torch.float32, out=out) is out
     assert torch.equal(out, expected)
+
+
+# (positional arguments after a and b, keyword arguments, what the message must say)
+NONSENSE: list[tuple[list[Any], dict[str, Any], str]] = [
+    ([0.1, torch.ones(())], {}, r"scale_a is a float; pass torch.tensor\(0.1\)"),
+    ([torch.ones(()), None], {}, "scale_b is a NoneType"),
+    ([torch.ones(()), torch.ones(()), "bf16"], {}, "out_dtype is 'bf16'"),
+    ([torch.ones(()), torch.ones(())], {"config": 3}, "config is a int"),
+    ([torch.ones(()), torch.ones(())], {"config": {}}, "config is a dict"),
+    ([torch.ones(N).to_sparse(), torch.ones(())], {}, "scale_a has layout torch.sparse_coo"),
+    ([torch.ones(()), torch.ones(N, requires_grad=True)], {}, "requires a gradient"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "options", "says"), NONSENSE)
+def test_nonsense_is_named(arguments: list[Any], options: dict[str, Any], says: str) -> None:
+    good = operands()
+    with pytest.raises(ArgumentError, match=says):
+        cutlass_w8a8.scaled_mm(good["a"], good["b"], *arguments, **options)
+
+
+def test_an_array_is_no_tensor() -> None:
+    good = operands()
+    with pytest.raises(ArgumentError, match="a is a ndarray"):
+        cutlass_w8a8.scaled_mm(good["a"].numpy(), good["b"], torch.ones(()), torch.ones(()))  # type: ignore[arg-type]
+
+
+def test_a_config_is_read_on_the_cpu_too() -> None:
+    good = operands()
+    with pytest.raises(cutlass_w8a8.ConfigError, match="pingpng"):
+        cutlass_w8a8.scaled_mm(good["a"], good["b"], torch.ones(()), torch.ones(()), config="128x128x128_pingpng")
+
+
+@pytest.mark.parametrize("capability", ["H100", 90, (9,), (9, "0")])
+def test_a_capability_is_a_pair_of_integers(capability: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"pass \(major, minor\)"):
+        cutlass_w8a8.is_supported(capability, torch.int8)
+
+
+def test_gradients_may_be_off() -> None:
+    good = operands()
+    with torch.no_grad():
+        result = cutlass_w8a8.scaled_mm(good["a"], good["b"], torch.ones(()), torch.ones(N, requires_grad=True))
+    assert not result.requires_grad
+
+
+def test_meta_tensors_give_shapes() -> None:
+    good = operands()
+    meta = [tensor.to("meta") for tensor in (good["a"], good["b"], good["scale_a"], good["scale_b"])]
+    result = cutlass_w8a8.scaled_mm(*meta)
+    assert (result.shape, result.device.type, result.dtype) == ((M, N), "meta", torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("shift", "overlaps"), [(-M * N * 2, False), (-2, True), (0, True), (M * K - 1, True), (M * K, False)]
+)
+def test_an_output_over_an_input_is_refused(shift: int, overlaps: bool) -> None:
+    request = check(**operands())
+    a, b, scale = 1 << 20, 1 << 24, 1 << 28
+
+    def call() -> None:
+        refuse_overlap(request, a, b, a + shift, [scale], [4])
+
+    if overlaps:
+        with pytest.raises(ArgumentError, match="out shares memory"):
+            call()
+    else:
+        call()
