@@ -34,6 +34,8 @@ class Raster(str, Enum):
 
 
 Tile = tuple[int, int, int]
+# A number of a configuration's text.
+_N = "[0-9]{1,6}"
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,8 @@ class KernelConfig:
             at intervals: more accurate, slower. Ignored (normalised to True) for int8, which is exact.
         pdl: programmatic dependent launch.
         splits: divide K among this many blocks (stream-K scheduler only). 0 lets the scheduler decide.
-        swizzle: log-free maximum swizzle of the tile order, a power of two up to 8.
+        swizzle: visit tiles in strips up to this many wide (1, 2, 4 or 8), narrower ones for small problems, so
+            that neighbouring blocks share operands in L2. Multistage kernels always allow 8.
         raster: tile order.
     """
 
@@ -71,6 +74,11 @@ class KernelConfig:
     splits: int = 1
     swizzle: int = 1
     raster: Raster = Raster.HEURISTIC
+
+    def __post_init__(self) -> None:
+        extents = (*self.tile, *self.cluster, *(self.warp or ()), self.swizzle, self.stages or 1)
+        if any(extent < 1 for extent in extents) or self.stages == 0:
+            raise ConfigError(f"config {self.name!r} holds a zero or a negative number; extents start at 1")
 
     @property
     def compiled(self) -> KernelConfig:
@@ -120,13 +128,13 @@ class KernelConfig:
             values[field] = value
 
         for token in tokens:
-            if re.fullmatch(r"\d+x\d+x\d+", token):
+            if re.fullmatch(rf"{_N}x{_N}x{_N}", token):
                 put("tile", tuple(map(int, token.split("x"))))
-            elif re.fullmatch(r"\d+x\d+", token):
+            elif re.fullmatch(rf"{_N}x{_N}", token):
                 put("cluster", tuple(map(int, token.split("x"))))
-            elif re.fullmatch(r"w\d+x\d+x\d+", token):
+            elif re.fullmatch(rf"w{_N}x{_N}x{_N}", token):
                 put("warp", tuple(map(int, token[1:].split("x"))))
-            elif match := re.fullmatch(r"(s|split|swizzle)(\d+)", token):
+            elif match := re.fullmatch(rf"(s|split|swizzle)({_N})", token):
                 put({"s": "stages"}.get(match[1]) or {"split": "splits"}.get(match[1]) or "swizzle", int(match[2]))
             elif token in (schedule.value for schedule in Schedule):
                 put("schedule", Schedule(token))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,8 @@ from cutlass_w8a8.evt.tree import Broadcast
 from cutlass_w8a8.request import ALIGNMENT, Request, check, check_kinds, misaligned, refuse_gradients, refuse_overlap
 from cutlass_w8a8.runtime.device import device
 from cutlass_w8a8.runtime.launch import Extents, PreparedCall
-from cutlass_w8a8.runtime.loader import load
+from cutlass_w8a8.runtime.loader import LoadedKernel, load
+from cutlass_w8a8.spec import KernelSpec
 from cutlass_w8a8.support import Config, choose, parse_config
 
 Tensor = torch.Tensor
@@ -29,6 +31,12 @@ _SCALES = (0, 1)
 # oldest are forgotten.
 _MAX_PREPARED = 16384
 _prepared: dict[tuple[Any, ...], _Prepared] = {}
+# Kernels in use, so that a new shape needs no look at the cache.
+_kernels: dict[tuple[KernelSpec, int], LoadedKernel] = {}
+_lock = threading.Lock()
+
+# Types whose data pointer is their data; any other tensor goes through the dispatcher.
+_PLAIN = frozenset((Tensor, torch.nn.Parameter))
 
 _raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 _current_device = getattr(torch._C, "_cuda_getDevice", None)
@@ -93,7 +101,7 @@ def scaled_mm(
         CacheError: the cache cannot be written, or ``CUTLASS_W8A8_JIT=off`` and the kernel is not in it.
         LaunchError: the driver refused to load or launch the kernel.
     """
-    if torch.compiler.is_compiling() or type(a) is not Tensor or a.is_meta:
+    if torch.compiler.is_compiling() or not _plain(a, b, scale_a, scale_b) or a.is_meta:
         return _traced(a, b, scale_a, scale_b, out_dtype, None, None, bias, out, config)
     return _run(a, b, scale_a, scale_b, out_dtype, None, None, bias, out, config)
 
@@ -125,7 +133,7 @@ def scaled_mm_azp(
     """
     if azp_adj is None:
         raise ArgumentError("azp_adj is None; pass the int32 column sums of b, or call scaled_mm")
-    if torch.compiler.is_compiling() or type(a) is not Tensor or a.is_meta:
+    if torch.compiler.is_compiling() or not _plain(a, b, scale_a, scale_b) or a.is_meta:
         return _traced(a, b, scale_a, scale_b, out_dtype, azp_adj, azp, bias, out, config)
     return _run(a, b, scale_a, scale_b, out_dtype, azp_adj, azp, bias, out, config)
 
@@ -191,9 +199,10 @@ def _run(
     if prepared is None:
         prepared = _prepare(a, b, scale_a, scale_b, out_dtype, azp_adj, azp, bias, out, config)
         if prepared.call is not None:
-            while len(_prepared) >= _MAX_PREPARED:
-                _prepared.pop(next(iter(_prepared)), None)
-            _prepared[key] = prepared
+            with _lock:
+                while len(_prepared) >= _MAX_PREPARED:
+                    _prepared.pop(next(iter(_prepared)))
+                _prepared[key] = prepared
     call = prepared.call
     if call is None:
         return _evaluate(prepared.request, a, b, (scale_a, scale_b, azp, azp_adj, bias), out)
@@ -224,8 +233,12 @@ def _run(
     return result if out is not None or a.dim() == 2 else result.view(request.shape)
 
 
+def _plain(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor) -> bool:
+    return type(a) in _PLAIN and type(b) in _PLAIN and type(scale_a) in _PLAIN and type(scale_b) in _PLAIN
+
+
 def _signature(tensor: Tensor) -> tuple[Any, ...]:
-    return tensor.shape, tensor.dtype, tensor.get_device(), tensor.stride()
+    return tensor.shape, tensor.dtype, tensor.get_device(), tensor.stride(), tensor.is_neg()
 
 
 def _prepare(
@@ -251,7 +264,9 @@ def _prepare(
     where = device(a.get_device())
     arch = arch_for(where.capability)
     chosen = choose(request, arch, config)
-    kernel = load(pipeline.build(chosen.spec).library, where)
+    kernel = _kernels.get((chosen.spec, where.index))
+    if kernel is None:
+        kernel = _kernels[chosen.spec, where.index] = load(pipeline.build(chosen.spec).library, where)
     extents = Extents(request.m, request.n, request.k, request.lda, request.ldb, request.ldd)
     rows = [operand.name for operand in tree.loads if operand.broadcast is Broadcast.ROW]
     # Row visitors of the 2.x family load vectors; those of the 3.x family load element by element.
@@ -286,8 +301,12 @@ def _traced(
     config: Config,
 ) -> Tensor:
     check_kinds(a, b, scale_a, scale_b, out_dtype, bias, azp_adj, azp, out)
+    if torch.is_grad_enabled():
+        refuse_gradients(scale_a, scale_b, bias, out)
     name = config.name if isinstance(config, KernelConfig) else config
     if out is not None:
+        if out.dtype is not out_dtype:
+            raise ArgumentError(f"out has dtype {out.dtype} but out_dtype is {out_dtype}; make them alike")
         torch.ops.cutlass_w8a8.scaled_mm_out(out, a, b, scale_a, scale_b, azp_adj, azp, bias, name)
         return out
     result: Tensor

@@ -17,6 +17,7 @@ from cutlass_w8a8.cache.key import digest
 from cutlass_w8a8.cache.location import cache_root
 from cutlass_w8a8.cache.store import LIBRARY, Entry, Store
 from cutlass_w8a8.errors import ArgumentError, CacheError, ToolchainError
+from cutlass_w8a8.evt import draw
 from cutlass_w8a8.spec import KernelSpec
 from cutlass_w8a8.toolchain.discover import Toolkit, find_toolkit, require
 from cutlass_w8a8.toolchain.flags import Flags, flags_for
@@ -64,6 +65,8 @@ def key_fields(spec: KernelSpec) -> dict[str, str]:
         "schema": SCHEMA,
         "version": VERSION,
         "spec": spec.to_json(),
+        # A formula may be registered from outside of this package, where the emitter's digest does not see it.
+        "formula": draw.formula(spec.epilogue.tree(spec.operand.accumulator, spec.out)),
         "emitter": emit.digest(),
         "flags": flags_for(spec.arch, spec.config).to_json(),
         "headers": headers_digest(),

@@ -68,6 +68,9 @@ def check(
             was given, what is accepted and a remedy.
     """
     check_kinds(a, b, scale_a, scale_b, out_dtype, bias, azp_adj, azp, out)
+    for name, tensor in (("scale_a", scale_a), ("scale_b", scale_b), ("bias", bias)):
+        if tensor is not None and tensor.is_neg():
+            raise ArgumentError(f"{name} is a lazily negated view; pass {name}.resolve_neg()")
     operand, out_type = _types(a, b, out_dtype)
     _devices(a, ("b", b), ("scale_a", scale_a), ("scale_b", scale_b), ("bias", bias), ("azp_adj", azp_adj),
              ("azp", azp), ("out", out))  # fmt: skip
@@ -261,7 +264,7 @@ def _scale(name: str, scale: torch.Tensor, extent: int, letter: str, shapes: lis
         raise ArgumentError(f"{name} has dtype {scale.dtype}; it must be torch.float32; pass {name}.float()")
     accepted = [(), (1,), (1, 1), *shapes]
     if tuple(scale.shape) not in accepted:
-        names = "(), (1,), (1, 1), " + ", ".join(str(shape).replace(str(extent), letter) for shape in shapes)
+        names = "(), (1,), (1, 1), " + ("(M,), (M, 1)" if letter == "M" else "(N,), (1, N), (N, 1)")
         raise ArgumentError(
             f"{name} has shape {tuple(scale.shape)}; with {letter}={extent} accepted shapes are {names}; "
             "pass one value, or one for each " + ("row of a" if letter == "M" else "column of b")

@@ -77,11 +77,12 @@ install_torch() {
         # PyPI's own Linux build brings several GB of CUDA libraries, of no use here. The CPU build is not on PyPI
         # but may be in a local index; else it is in PyTorch's.
         say "no NVIDIA GPU: installing the CPU build of torch $torch_release"
+        # Their errors would alarm for nothing: a third way is left.
         if pip_install "torch==$torch_release+cpu" 2>/dev/null ||
-            pip_install "torch==$torch_release" --index-url https://download.pytorch.org/whl/cpu --retries 1; then
+            pip_install "torch==$torch_release" --index-url https://download.pytorch.org/whl/cpu --retries 1 2>/dev/null; then
             return
         fi
-        say "no CPU build could be had"
+        say "the CPU build could not be had (download.pytorch.org not reachable?); taking PyPI's, with CUDA"
     fi
     say "installing torch $torch_release with CUDA (several GB)"
     pip_install "torch==$torch_release" ||

@@ -63,6 +63,10 @@ if OPTIONS.no_compile:
     os.environ["CUTLASS_W8A8_JIT"] = "off"
 sys.path.insert(0, str(ROOT))
 
+from scripts.installed import require_package
+
+require_package()
+
 import torch
 
 import cutlass_w8a8

@@ -23,6 +23,10 @@ from scipy.optimize import least_squares
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from scripts.installed import require_package
+
+require_package()
+
 from cutlass_w8a8.arch import arch_named
 from cutlass_w8a8.config import KernelConfig
 from cutlass_w8a8.dispatch.select import TABLES, select

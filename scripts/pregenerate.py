@@ -26,6 +26,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from scripts.installed import require_package
+
+require_package()
+
 from rich.console import Console
 from rich.table import Table
 
@@ -162,7 +166,8 @@ def named_epilogues(names: Iterable[str]) -> list[EpilogueSpec]:
 
 def table_configs(arch: Arch, operand: DType) -> list[KernelConfig]:
     if operand not in TABLES[arch.name]:
-        raise UnsupportedError(f"{arch.name} has no {operand.value} kernels")
+        served = " and ".join(TABLES[arch.name])
+        raise UnsupportedError(f"{arch.name} has no {operand.value} kernels; it serves {served}")
     return list(dict.fromkeys(row.config.compiled for row in TABLES[arch.name][operand]))
 
 
@@ -208,9 +213,11 @@ def build(text: str) -> Outcome:
 def build_all(specs: Sequence[KernelSpec], jobs: int, console: Console) -> list[Outcome]:
     """Compile ``specs``, ``jobs`` at a time, reporting each as it ends; outcomes come in the order of ``specs``."""
     outcomes: dict[KernelSpec, Outcome] = {}
+    jobs = min(jobs, len(specs))
+    console.print(f"compiling {count(specs)}, {jobs} at a time; each takes 40 seconds or more")
     # Fresh processes, so that an interrupt reaches each and with it the compilers it started.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(max_workers=min(jobs, len(specs)), mp_context=context) as pool:
+    with ProcessPoolExecutor(max_workers=jobs, mp_context=context) as pool:
         futures = [pool.submit(build, spec.to_json()) for spec in specs]
         try:
             for future in as_completed(futures):
@@ -222,6 +229,10 @@ def build_all(specs: Sequence[KernelSpec], jobs: int, console: Console) -> list[
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     return [outcomes[spec] for spec in specs]
+
+
+def count(kernels: Sequence[object]) -> str:
+    return f"{len(kernels)} kernel{'s' * (len(kernels) != 1)}"
 
 
 def report(outcomes: Sequence[Outcome], console: Console) -> None:
@@ -254,7 +265,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         folder = options.out.absolute()
         if options.sources_only:
             write_sources(specs, folder / "sources")
-            print(f"{len(specs)} sources in {folder / 'sources'}")
+            print(f"sources of {count(specs)} in {folder / 'sources'}")
             return 0
         os.environ[ROOT_VARIABLE] = str(folder)
         os.environ[QUIET_VARIABLE] = "1"
@@ -268,7 +279,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report(outcomes, console)
     failed = sum(bool(outcome.error) for outcome in outcomes)
     compiled = sum(outcome.compiled for outcome in outcomes)
-    print(f"{len(outcomes)} kernels in {folder}: {compiled} compiled, {len(outcomes) - compiled - failed} were there, "
+    print(f"{count(outcomes)} in {folder}: {compiled} compiled, {len(outcomes) - compiled - failed} were there, "
           f"{failed} failed")  # fmt: skip
     if not failed:
         print(f"On the GPU machine: {ROOT_VARIABLE}=<its copy of {folder}>")

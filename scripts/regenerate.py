@@ -17,6 +17,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from scripts.installed import require_package
+
+require_package()
+
 from cutlass_w8a8 import emit
 from cutlass_w8a8.arch import arch_named
 from cutlass_w8a8.config import KernelConfig

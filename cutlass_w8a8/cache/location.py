@@ -26,17 +26,26 @@ def cache_root() -> Path:
             f"{ROOT_VARIABLE}={explicit} is a relative path, which would mean another cache in every directory; "
             "give an absolute one"
         )
-    try:
-        owner = root.stat().st_uid
-    except OSError:
-        return root
-    me = os.geteuid()
+    if root.exists():
+        refuse_foreign(root)
+    return root
+
+
+def refuse_foreign(path: Path) -> None:
+    """Refuse a path of the cache that another user owns and could therefore have filled.
+
+    Root may use any cache: containers mount directories of their host's users.
+
+    Raises:
+        CacheError: ``path`` belongs to neither this user nor root.
+        OSError: ``path`` does not exist or cannot be looked at.
+    """
+    owner, me = path.stat().st_uid, os.geteuid()
     if me != 0 and owner not in (0, me):
         raise CacheError(
-            f"the cache {root} belongs to user {owner}, and libraries in it would run as user {me}; copy it, or set "
+            f"{path} belongs to user {owner}, and libraries in the cache would run as user {me}; copy it, or set "
             f"{ROOT_VARIABLE} to a directory of your own"
         )
-    return root
 
 
 def ensure_root(root: Path) -> None:

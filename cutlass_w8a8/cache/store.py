@@ -28,7 +28,7 @@ import filelock
 
 from cutlass_w8a8.cache.files import sha256, sync_directory, write_synced
 from cutlass_w8a8.cache.key import digest
-from cutlass_w8a8.cache.location import ensure_root
+from cutlass_w8a8.cache.location import ensure_root, refuse_foreign
 from cutlass_w8a8.errors import CacheError
 
 LIBRARY = "kernel.so"
@@ -97,21 +97,21 @@ class Store:
         return Entry(key, fields, self._objects / object_digest, manifest)
 
     def find_object(self, object_digest: str) -> Mapping[str, Any] | None:
-        """The manifest of an object whose files are all there and whose library is intact; else None."""
+        """The manifest of an object whose files are all there, unaltered and this user's or root's; else None."""
         if not _is_digest(object_digest):
             return None
         directory = self._objects / object_digest
         try:
+            for path in (self._objects.parent, self._objects, directory, directory / LIBRARY):
+                refuse_foreign(path)
             manifest: Mapping[str, Any] = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
             files = manifest["files"]
             if manifest["object"] != object_digest or not {LIBRARY, SOURCE} <= files.keys():
                 raise ValueError("its manifest is another object's")
             for name, expected in files.items():
-                if (directory / name).stat().st_size != expected["bytes"]:
-                    raise ValueError(f"{name} has the wrong size")
-            if sha256((directory / LIBRARY).read_bytes()) != files[LIBRARY]["sha256"]:
-                raise ValueError(f"{LIBRARY} has the wrong checksum")
-        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+                if sha256((directory / name).read_bytes()) != expected["sha256"]:
+                    raise ValueError(f"{name} has the wrong checksum")
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, CacheError) as error:
             if directory.exists():
                 _log.warning("ignoring the cached object %s: %s", directory, error)
             return None
@@ -145,6 +145,7 @@ class Store:
                     path = fresh / name
                     path.parent.mkdir(parents=True, exist_ok=True)
                     write_synced(path, data)
+                    path.chmod(0o644)
                 for directory in (*(path for path in fresh.rglob("*") if path.is_dir()), fresh):
                     sync_directory(directory)
                 self._install(fresh, target, force)
@@ -183,7 +184,7 @@ class Store:
     def entries(self) -> Iterator[Entry]:
         """All usable entries, in the order of their keys."""
         for path in sorted(self._entries.glob("*.json")):
-            if (entry := self.lookup(path.stem)) is not None:
+            if _is_digest(path.stem) and (entry := self.lookup(path.stem)) is not None:
                 yield entry
 
     def remove(self, key: str) -> bool:

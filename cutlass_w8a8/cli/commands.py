@@ -68,15 +68,15 @@ def listing(_: argparse.Namespace) -> int:
     from rich.table import Table
 
     root = cache_root()
-    entries = sorted(Store(root).entries(), key=lambda entry: (str(entry.manifest["name"]), entry.key))
+    entries = sorted(Store(root).entries(), key=lambda entry: (str(entry.manifest.get("name")), entry.key))
     table = Table(box=None, pad_edge=False)
     table.add_column("kernel", overflow="fold")
     table.add_column("compiled with", no_wrap=True)
     table.add_column("size", justify="right", no_wrap=True)
     table.add_column("date", no_wrap=True)
     for entry in entries:
-        date = str(entry.manifest["created"]).replace("T", " ")[:16]
-        table.add_row(str(entry.manifest["name"]), _compiler(entry), _kilobytes(_size(entry)), date)
+        date = str(entry.manifest.get("created")).replace("T", " ")[:16]
+        table.add_row(str(entry.manifest.get("name")), _compiler(entry), _kilobytes(_size(entry)), date)
     # A pipe has no width: lines as long as they need to be rather than folded names.
     console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 250)
     if entries:
@@ -88,7 +88,8 @@ def listing(_: argparse.Namespace) -> int:
 
 
 def _compiler(entry: Entry) -> str:
-    return f"nvcc {entry.manifest['nvcc']['version']}, CUTLASS {entry.manifest['headers']['version']}"
+    nvcc, headers = (entry.manifest.get(name, {}).get("version", "unknown") for name in ("nvcc", "headers"))
+    return f"nvcc {nvcc}, CUTLASS {headers}"
 
 
 def _size(entry: Entry) -> int:

@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from cutlass_w8a8.arch import ARCHS, arch_for
 from cutlass_w8a8.cache.location import ROOT_VARIABLE, cache_root
 from cutlass_w8a8.errors import W8A8Error
 from cutlass_w8a8.pipeline import JIT_VARIABLE, jit_enabled
-from cutlass_w8a8.toolchain.discover import find_toolkit, require
+from cutlass_w8a8.toolchain.discover import find_cxx, find_nvcc, require
 from cutlass_w8a8.toolchain.headers import PINNED_HEADERS_DIGEST, PINNED_PACKAGE, require_headers
 
 
@@ -67,25 +67,46 @@ def findings() -> Iterator[Finding]:
         try:
             yield from check()
         except W8A8Error as error:
-            yield Finding(what, "not usable", Verdict.BAD, str(error))
+            finding = Finding(what, "not usable", Verdict.BAD, str(error))
+            yield _to_compile(finding) if check in _COMPILATION else finding
+
+
+def _to_compile(finding: Finding) -> Finding:
+    """``finding``, about a part that is bad, judged by whether anything is to be compiled here."""
+    if _compiles():
+        remedy = f"{finding.remedy}; needed to compile kernels, cached kernels run without"
+        return replace(finding, remedy=remedy)
+    remedy = f"not needed while {JIT_VARIABLE}={os.environ[JIT_VARIABLE]}; only cached kernels run"
+    return replace(finding, verdict=Verdict.NOTE, remedy=remedy)
+
+
+def _compiles() -> bool:
+    try:
+        return jit_enabled()
+    except W8A8Error:  # the variable makes no sense, which is a finding of its own
+        return True
 
 
 def _python() -> Iterator[Finding]:
     yield Finding("python", f"{sys.version.split()[0]}, {sys.executable}")
 
 
-def _compilers() -> Iterator[Finding]:
-    toolkit = find_toolkit()
+def _nvcc() -> Iterator[Finding]:
+    toolkit = find_nvcc()
     version = ".".join(map(str, toolkit.version))
     found = f"{version}, {toolkit.nvcc} (from {toolkit.origin})"
     try:
         for arch in ARCHS.values():
             require(toolkit, arch)
     except W8A8Error as error:
-        yield Finding("nvcc", found, Verdict.BAD, str(error))
+        yield _to_compile(Finding("nvcc", found, Verdict.BAD, str(error)))
     else:
         yield Finding("nvcc", found)
-    yield Finding("C++ compiler", f"{toolkit.cxx_identity.splitlines()[0]}, {toolkit.cxx}")
+
+
+def _host_compiler() -> Iterator[Finding]:
+    path, identity = find_cxx()
+    yield Finding("C++ compiler", f"{identity.splitlines()[0]}, {path}")
 
 
 def _headers() -> Iterator[Finding]:
@@ -154,7 +175,7 @@ def _driver() -> Finding:
     major, minor = number // 1000, number % 1000 // 10
     found = f"for CUDA {major}.{minor} and older"
     try:
-        toolkit_major = find_toolkit().version[0]
+        toolkit_major = find_nvcc().version[0]
     except W8A8Error:
         return Finding("driver", found)
     if major < toolkit_major:
@@ -171,7 +192,9 @@ def _cache() -> Iterator[Finding]:
     root = cache_root()
     # The nearest directory that exists decides; nothing is created just to look.
     existing = next(path for path in (root, *root.parents) if path.exists())
-    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+    if not _compiles() and root.is_dir() and not os.access(root, os.W_OK) and os.access(root, os.R_OK | os.X_OK):
+        yield Finding("cache", f"{root}, read-only")
+    elif not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         yield Finding(
             "cache", str(root), Verdict.BAD, f"{existing} is not a writable directory; set {ROOT_VARIABLE} to one"
         )
@@ -193,7 +216,8 @@ def _jit() -> Iterator[Finding]:
 
 _CHECKS: tuple[tuple[str, Callable[[], Iterator[Finding]]], ...] = (
     ("python", _python),
-    ("compilers", _compilers),
+    ("nvcc", _nvcc),
+    ("C++ compiler", _host_compiler),
     ("CUTLASS headers", _headers),
     ("emitter", _emitter),
     ("torch", _torch),
@@ -201,3 +225,4 @@ _CHECKS: tuple[tuple[str, Callable[[], Iterator[Finding]]], ...] = (
     ("cache", _cache),
     ("first-use compile", _jit),
 )
+_COMPILATION = (_nvcc, _host_compiler, _headers)

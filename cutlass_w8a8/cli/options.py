@@ -14,6 +14,7 @@ from cutlass_w8a8.dtypes import OPERAND_DTYPES, OUTPUT_DTYPES, DType
 from cutlass_w8a8.errors import ArgumentError, W8A8Error
 from cutlass_w8a8.evt.epilogues import FORMULAS, Azp, EpilogueSpec, ScaleA, ScaleB
 from cutlass_w8a8.problem import Problem
+from cutlass_w8a8.request import K_MULTIPLE, MAX_K_INT8, MAX_K_INT8_AZP, N_MULTIPLE
 from cutlass_w8a8.spec import KernelSpec
 
 T = TypeVar("T")
@@ -27,8 +28,9 @@ def add_kernel_options(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--arch", choices=list(ARCHS), default="sm90", help="default: %(default)s")
     what.add_argument(
         "--a-dtype",
+        type=_operand,
         choices=[dtype.value for dtype in OPERAND_DTYPES],
-        help="type of A and B; default: the first that the arch serves (sm90: e4m3, sm80: int8)",
+        help="type of A and B, e4m3 (or fp8) or int8; default: the first that the arch serves (sm90: e4m3, sm80: int8)",
     )
     what.add_argument(
         "--out-dtype", choices=[dtype.value for dtype in OUTPUT_DTYPES], default="bf16", help="default: %(default)s"
@@ -48,11 +50,14 @@ def add_kernel_options(parser: argparse.ArgumentParser) -> None:
     how = parser.add_argument_group(
         "how it is tiled and scheduled",
         "--config or --tile set the configuration. Without them the heuristic chooses one for an M x N x K problem "
-        f"(each {DEFAULT_EXTENT} unless given). Other options replace parts of it.",
+        f"(each {DEFAULT_EXTENT} unless given). Other options replace parts of it. The parts of a configuration's "
+        "name as options: 128x128x128 --tile, 2x1 --cluster, pingpong --schedule, w64x64x64 --warp, s5 --stages 5, "
+        "swap --swap-ab, streamk --scheduler streamk, accurate --no-fast-accum, pdl --pdl; split<n>, swizzle<n>, "
+        "along_m and along_n are chosen at launch and change nothing here.",
     )
     how.add_argument("--m", type=_reader(_extent), metavar="M", help="rows of A and D")
-    how.add_argument("--n", type=_reader(_extent), metavar="N", help="columns of B and D")
-    how.add_argument("--k", type=_reader(_extent), metavar="K", help="columns of A, rows of B")
+    how.add_argument("--n", type=_reader(_extent), metavar="N", help=f"columns of B and D, a multiple of {N_MULTIPLE}")
+    how.add_argument("--k", type=_reader(_extent), metavar="K", help=f"extent summed over, a multiple of {K_MULTIPLE}")
     base = how.add_mutually_exclusive_group()
     base.add_argument(
         "--config", type=_reader(KernelConfig.parse), metavar="NAME", help="such as 128x128x128_2x1_pingpong"
@@ -65,7 +70,7 @@ def add_kernel_options(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--scheduler", type=Scheduler, choices=list(Scheduler), metavar="NAME", help=_one_of(Scheduler))
     yes_no: dict[str, Any] = {"action": argparse.BooleanOptionalAction, "default": None}
     how.add_argument("--swap-ab", help="compute the transposed problem (sm90)", **yes_no)
-    how.add_argument("--fast-accum", help="fp8: leave partial sums in the tensor core", **yes_no)
+    how.add_argument("--fast-accum", help="fp8: leave partial sums in the tensor core; --no-: accurate", **yes_no)
     how.add_argument("--pdl", help="programmatic dependent launch (sm90)", **yes_no)
 
 
@@ -79,7 +84,11 @@ def kernel(options: argparse.Namespace) -> KernelSpec:
     operand = DType(options.a_dtype) if options.a_dtype else arch.operands[0]
     out = DType(options.out_dtype)
     epilogue = _chosen_epilogue(options)
-    config = _chosen_config(options, Problem(arch, *_shape(options), operand, out, epilogue))
+    m, n, k = _shape(options)
+    limit = MAX_K_INT8_AZP if epilogue.formula.startswith("azp") else MAX_K_INT8
+    if operand is DType.INT8 and k > limit:
+        raise ArgumentError(f"--k {k}: int8 products could overflow int32 beyond K={limit}; split K over several calls")
+    config = _chosen_config(options, Problem(arch, m, n, k, operand, out, epilogue))
     spec = KernelSpec(arch, operand, out, epilogue, config)
     validate(spec, config)
     # The rules look at the epilogue's types only once everything else is right; here they are always looked at.
@@ -100,6 +109,12 @@ def _chosen_epilogue(options: argparse.Namespace) -> EpilogueSpec:
 
 
 def _shape(options: argparse.Namespace) -> tuple[int, int, int]:
+    for name, value, multiple in (("n", options.n, N_MULTIPLE), ("k", options.k, K_MULTIPLE)):
+        if value is not None and value % multiple:
+            raise ArgumentError(
+                f"--{name} {value}: {name.upper()} must be a multiple of {multiple}; pad the operands with zeros to "
+                f"{-(-value // multiple) * multiple}"
+            )
     return options.m or DEFAULT_EXTENT, options.n or DEFAULT_EXTENT, options.k or DEFAULT_EXTENT
 
 
@@ -116,7 +131,12 @@ def _chosen_config(options: argparse.Namespace, problem: Problem) -> KernelConfi
 def _only_schedule(arch: Arch) -> Schedule:
     if arch.family is Family.MULTISTAGE_2X:
         return Schedule.MULTISTAGE
-    raise ArgumentError(f"--tile on {arch.name} needs --schedule: {_one_of(Schedule)}")
+    served = [schedule.value for schedule in Schedule if schedule is not Schedule.MULTISTAGE]
+    raise ArgumentError(f"--tile on {arch.name} needs --schedule: {' or '.join(served)}")
+
+
+def _operand(text: str) -> str:
+    return DType.E4M3.value if text == "fp8" else text
 
 
 def _epilogue(text: str) -> EpilogueSpec:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from math import prod
 
 from cutlass_w8a8.arch import Family
-from cutlass_w8a8.config import KernelConfig, Schedule, Scheduler
+from cutlass_w8a8.config import KernelConfig, Raster, Schedule, Scheduler
 from cutlass_w8a8.dtypes import DType
 from cutlass_w8a8.errors import ConfigError
 from cutlass_w8a8.evt.tree import Broadcast
@@ -38,7 +38,9 @@ def _schedule(spec: KernelSpec) -> Iterator[str]:
         )
 
 
-def _launch_choices(config: KernelConfig) -> Iterator[str]:
+def _launch_choices(config: KernelConfig, family: Family) -> Iterator[str]:
+    if family is Family.MULTISTAGE_2X and (config.swizzle != 1 or config.raster is not Raster.HEURISTIC):
+        yield "multistage kernels have a tile order of their own; leave out swizzle and raster"
     if config.swizzle not in (1, 2, 4, 8):
         yield f"swizzle {config.swizzle} is not 1, 2, 4 or 8"
     if config.splits != 1 and config.scheduler is not Scheduler.STREAM_K:
@@ -55,11 +57,12 @@ def _stages(spec: KernelSpec) -> Iterator[str]:
 
 def _shared_memory(spec: KernelSpec) -> Iterator[str]:
     stages = spec.config.stages or 2
-    needed = smem_bytes(spec, stages)
+    # Left to itself the collective rounds down, and must not arrive at one stage.
+    needed = smem_bytes(spec, stages) + (0 if spec.config.stages else 2048)
     if needed > spec.arch.smem_bytes:
         yield (
             f"{stages} stages of tile {'x'.join(map(str, spec.config.tile))} need {needed} bytes of shared memory, "
-            f"{spec.arch.name} has {spec.arch.smem_bytes}; use fewer stages or a smaller tile"
+            f"{spec.arch.name} has {spec.arch.smem_bytes}; use a smaller tile, or fewer stages if you gave their number"
         )
 
 
@@ -79,7 +82,8 @@ def _warp_groups(spec: KernelSpec) -> Iterator[str]:
     if cooperative and m < 128:
         yield f"a cooperative kernel splits tile m over two warp groups of 64; tile m {m} is below 128"
     threads = _WARP_GROUP * (2 if cooperative else 1)
-    registers = m * n // threads
+    # Accurate accumulation keeps the promoted sums beside the tensor core's.
+    registers = m * n // threads * (1 if spec.config.fast_accum else 2)
     if registers > _MAX_ACCUMULATORS:
         yield (
             f"tile {m}x{n} needs {registers} accumulator registers a thread, at most {_MAX_ACCUMULATORS} fit; "
@@ -131,12 +135,18 @@ def _tile_2x(spec: KernelSpec) -> Iterator[str]:
     if warp is None:
         yield "a multistage kernel needs a warp tile; add one like w64x64x64"
         return
-    for axis, block, part, unit in zip("mnk", tile, warp, (16, 32, 32), strict=True):
+    for axis, block, part, unit in zip("mnk", tile, warp, (16, 32, 64), strict=True):
         if block % part:
             yield f"tile {axis} {block} is not a multiple of the warp tile's {part}"
         if part % unit:
             yield f"warp tile {axis} {part} is not a multiple of {unit}"
     warps = prod(block // part for block, part in zip(tile, warp, strict=True))
+    if tile[2] not in (64, 128):
+        yield f"tile k {tile[2]} is not 64 or 128"
+    for axis, extent in zip("mn", tile, strict=False):
+        # Every thread copies at least 16 bytes of each operand's tile.
+        if extent * tile[2] < 16 * 32 * warps:
+            yield f"tile {axis} {extent} with k {tile[2]} has too little for {warps} warps to copy; use fewer warps"
     if warps > 16:
         yield f"tile {tile} in warp tiles {warp} makes {warps} warps; at most 16"
     accumulators = warp[0] * warp[1] // 32
@@ -181,7 +191,7 @@ def smem_bytes(spec: KernelSpec, stages: int) -> int:
 
 def problems(spec: KernelSpec, launch: KernelConfig | None = None) -> list[str]:
     """Every reason why ``spec`` (launched with ``launch``'s launch-time choices) is impossible; empty if none."""
-    found = list(_launch_choices(launch or spec.config))
+    found = list(_launch_choices(launch or spec.config, spec.arch.family))
     for rule in _RULES[spec.arch.family]:
         found.extend(rule(spec))
     if spec.operand is DType.E4M3 and not found:

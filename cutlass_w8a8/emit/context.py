@@ -12,6 +12,7 @@ from cutlass_w8a8.dtypes import DType
 from cutlass_w8a8.evt import draw
 from cutlass_w8a8.evt.arguments import arguments
 from cutlass_w8a8.evt.cppgen import Visitor, emit_visitor
+from cutlass_w8a8.evt.tree import Broadcast
 from cutlass_w8a8.spec import KernelSpec
 
 _KERNEL_HEADERS = {
@@ -51,6 +52,7 @@ def context(spec: KernelSpec) -> dict[str, Any]:
         "out": spec.out.cpp,
         "arch_tag": spec.arch.cutlass_tag,
         "loads": tree.loads,
+        "scalars": [load.name for load in tree.loads if load.broadcast is Broadcast.SCALAR],
         "tile": config.tile,
         "cluster": config.cluster,
         "stages": config.stages,

@@ -37,7 +37,7 @@ def render(spec: KernelSpec) -> dict[str, str]:
     # Here because cutlass_cppgen and what it needs takes seconds to import, which only emission should pay.
     context = import_module("cutlass_w8a8.emit.context").context(spec)
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(template_dir()),
+        loader=jinja2.DictLoader(templates()),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -46,20 +46,27 @@ def render(spec: KernelSpec) -> dict[str, str]:
     )
     return {
         "kernel.cu": environment.get_template(_TEMPLATES[spec.arch.family]).render(context),
-        "host_prelude.h": (template_dir() / "host_prelude.h").read_text(),
+        "host_prelude.h": templates()["host_prelude.h"],
         # CUTLASS includes this header everywhere, and a plain C++ compiler cannot parse it.
         "stubs/cutlass/arch/wmma.h": "",
     }
 
 
 @lru_cache(maxsize=1)
+def templates() -> dict[str, str]:
+    """The templates by name, read once: what is digested is what is rendered, whatever happens on the disk."""
+    paths = sorted(path for pattern in ("*.j2", "*.h") for path in template_dir().glob(pattern))
+    return {path.name: path.read_text(encoding="utf-8") for path in paths}
+
+
+@lru_cache(maxsize=1)
 def digest() -> str:
     """SHA-256 over every file of this package that turns a spec into source text."""
-    files = [path for pattern in _SOURCES for path in sorted(_PACKAGE.glob(pattern))]
-    files += sorted(path for path in template_dir().rglob("*") if path.is_file())
+    paths = [path for pattern in _SOURCES for path in sorted(_PACKAGE.glob(pattern))]
+    texts = {f"{path.parent.name}/{path.name}": path.read_text(encoding="utf-8") for path in paths}
     sha = hashlib.sha256()
-    for path in files:
-        content = path.read_bytes()
-        sha.update(f"{path.parent.name}/{path.name}:{len(content)}:".encode())
+    for name, text in (texts | templates()).items():
+        content = text.encode()
+        sha.update(f"{name}:{len(content)}:".encode())
         sha.update(content)
     return sha.hexdigest()

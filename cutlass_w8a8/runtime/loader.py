@@ -61,43 +61,44 @@ def load(path: Path, device: Device) -> LoadedKernel:
     with _lock:
         found = _kernels.get((path, device.index))
         if found is None:
-            if torch.cuda.is_current_stream_capturing():
-                raise LaunchError(
-                    f"kernel {path.parent.name} is not loaded yet, and a CUDA graph is being captured; "
-                    "make the same call once before the capture"
-                )
-            found = _kernels[path, device.index] = _load(path, device)
+            with torch.cuda.device(device.index):
+                if torch.cuda.is_current_stream_capturing():
+                    raise LaunchError(
+                        f"kernel {path.parent.name} is not loaded yet, and a CUDA graph is being captured; "
+                        "make the same call once before the capture"
+                    )
+                found = _kernels[path, device.index] = _load(path, device)
         return found
 
 
 def _load(path: Path, device: Device) -> LoadedKernel:
+    """Load, with ``device`` current."""
     from cuda.bindings import driver
 
-    with torch.cuda.device(device.index):
-        # Makes the primary context current in this thread, which the driver calls below need.
-        torch.cuda.current_stream().synchronize()
-        if path not in _libraries:
-            try:
-                library = Library(str(path))
-            except (OSError, ValueError) as error:
-                raise LaunchError(f"cannot load {path}: {error}; delete its folder to have it rebuilt") from error
-            image = check(
-                driver.cuLibraryLoadData(bytes(library.image), None, None, 0, None, None, 0),
-                f"load the image of {path}",
-            )
-            kernel = check(driver.cuLibraryGetKernel(image, KERNEL_SYMBOL), f"find the kernel in {path}")
-            _libraries[path] = library, image, kernel
-        library, _, kernel = _libraries[path]
-        handle = check(driver.cuDeviceGet(device.index), f"open device {device.index}")
-        attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        smem = library.info.smem_bytes
-        check(
-            driver.cuKernelSetAttribute(attribute, smem, kernel, handle),
-            f"reserve {smem} bytes of shared memory for {path} on {device.name}",
+    # Makes the primary context current in this thread, which the driver calls below need.
+    torch.cuda.current_stream().synchronize()
+    if path not in _libraries:
+        try:
+            library = Library(str(path))
+        except (OSError, ValueError) as error:
+            raise LaunchError(f"cannot load {path}: {error}; delete its folder to have it rebuilt") from error
+        image = check(
+            driver.cuLibraryLoadData(bytes(library.image), None, None, 0, None, None, 0),
+            f"load the image of {path}",
         )
-        function = check(driver.cuKernelGetFunction(kernel), f"bind {path} to the current context")
-        blocks = check(
-            driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(function, library.info.threads, smem),
-            f"query the occupancy of {path}",
-        )
-        return LoadedKernel(library, int(kernel), int(blocks))
+        kernel = check(driver.cuLibraryGetKernel(image, KERNEL_SYMBOL), f"find the kernel in {path}")
+        _libraries[path] = library, image, kernel
+    library, _, kernel = _libraries[path]
+    handle = check(driver.cuDeviceGet(device.index), f"open device {device.index}")
+    attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    smem = library.info.smem_bytes
+    check(
+        driver.cuKernelSetAttribute(attribute, smem, kernel, handle),
+        f"reserve {smem} bytes of shared memory for {path} on {device.name}",
+    )
+    function = check(driver.cuKernelGetFunction(kernel), f"bind {path} to the current context")
+    blocks = check(
+        driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(function, library.info.threads, smem),
+        f"query the occupancy of {path}",
+    )
+    return LoadedKernel(library, int(kernel), int(blocks))

@@ -27,8 +27,8 @@ _ENVIRONMENT = (NVCC_VARIABLE, "CUDA_HOME", "CUDA_PATH", "PATH", "CXX")
 
 
 @dataclass(frozen=True)
-class Toolkit:
-    """A CUDA toolkit and the host compiler that goes with it.
+class Nvcc:
+    """A CUDA toolkit without a host compiler.
 
     Attributes:
         nvcc: the executable that was probed and will be run.
@@ -37,8 +37,6 @@ class Toolkit:
         includes: the toolkit's header directories, in search order, for the host half.
         system_includes: those it searches after them.
         origin: where nvcc was found, in words.
-        cxx: the host C++ compiler.
-        cxx_identity: the full text of its ``--version``.
     """
 
     nvcc: Path
@@ -47,6 +45,17 @@ class Toolkit:
     includes: tuple[Path, ...]
     system_includes: tuple[Path, ...]
     origin: str
+
+
+@dataclass(frozen=True)
+class Toolkit(Nvcc):
+    """A CUDA toolkit and the host compiler that goes with it.
+
+    Attributes:
+        cxx: the host C++ compiler.
+        cxx_identity: the full text of its ``--version``.
+    """
+
     cxx: Path
     cxx_identity: str
 
@@ -65,7 +74,25 @@ def find_toolkit() -> Toolkit:
     return _find(tuple(os.environ.get(name) for name in _ENVIRONMENT))
 
 
-def require(toolkit: Toolkit, arch: Arch) -> None:
+def find_nvcc() -> Nvcc:
+    """The CUDA part of `find_toolkit`, looked for anew.
+
+    Raises:
+        ToolchainError: as there.
+    """
+    return _nvcc({name: os.environ.get(name) for name in _ENVIRONMENT})
+
+
+def find_cxx() -> tuple[Path, str]:
+    """The host compiler of `find_toolkit` and the full text of its ``--version``, looked for anew.
+
+    Raises:
+        ToolchainError: as there.
+    """
+    return _cxx({name: os.environ.get(name) for name in _ENVIRONMENT})
+
+
+def require(toolkit: Nvcc, arch: Arch) -> None:
     """Check that ``toolkit`` can compile for ``arch``, before it is run.
 
     Raises:
@@ -83,23 +110,31 @@ def require(toolkit: Toolkit, arch: Arch) -> None:
 @functools.cache
 def _find(environment: tuple[str | None, ...]) -> Toolkit:
     values = dict(zip(_ENVIRONMENT, environment, strict=True))
+    nvcc = _nvcc(values)
+    cxx, cxx_identity = _cxx(values)
+    return Toolkit(**vars(nvcc), cxx=cxx, cxx_identity=cxx_identity)
+
+
+def _nvcc(values: dict[str, str | None]) -> Nvcc:
     nvcc, origin = _find_nvcc(values)
-    cxx = _find_cxx(values)
     identity = probe([str(nvcc), "--version"])
     match = re.search(r"release (\d+)\.(\d+)(?:, V\d+\.\d+\.(\d+))?", identity)
     if match is None:
         raise ToolchainError(f"{nvcc} (from {origin}) is not nvcc: --version printed {identity.strip()[:500]!r}")
     includes, system_includes = _includes(nvcc, origin)
-    return Toolkit(
+    return Nvcc(
         nvcc=nvcc,
         version=(int(match[1]), int(match[2]), int(match[3] or 0)),
         identity=identity,
         includes=includes,
         system_includes=system_includes,
         origin=origin,
-        cxx=cxx,
-        cxx_identity=probe([str(cxx), "--version"]),
     )
+
+
+def _cxx(values: dict[str, str | None]) -> tuple[Path, str]:
+    cxx = _find_cxx(values)
+    return cxx, probe([str(cxx), "--version"])
 
 
 def _find_nvcc(values: dict[str, str | None]) -> tuple[Path, str]:

@@ -53,7 +53,8 @@ def compiler_environment(scratch: Path | None = None) -> dict[str, str]:
     environment = {name: value for name, value in os.environ.items() if name not in _DROPPED}
     environment["LC_ALL"] = "C"
     if scratch is not None:
-        environment["TMPDIR"] = str(scratch)
+        # Relative, as the compilers run there: nvcc pastes it into shell commands.
+        environment["TMPDIR"] = "."
     return environment
 
 

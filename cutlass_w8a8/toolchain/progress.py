@@ -12,7 +12,7 @@ QUIET_VARIABLE = "CUTLASS_W8A8_QUIET"
 
 @contextmanager
 def compiling(name: str) -> Iterator[None]:
-    """Show ``compiling <name> … 12 s`` on standard error while the body runs.
+    """Show ``0:00:12 compiling <name>``, on one line, on standard error while the body runs.
 
     Shows nothing unless standard error is a terminal, or if ``CUTLASS_W8A8_QUIET`` is set.
     """
@@ -22,8 +22,12 @@ def compiling(name: str) -> Iterator[None]:
     # Imported here: inference servers, where nothing is ever shown, need not pay for it.
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.table import Column
 
-    columns = (SpinnerColumn(), TextColumn("compiling {task.description} …", markup=False), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    # The name comes last and takes what room is left: it alone is cut where the terminal is narrow.
+    name_column = Column(ratio=1, no_wrap=True, overflow="ellipsis")
+    text = TextColumn("compiling {task.description}", markup=False, table_column=name_column)
+    columns = (SpinnerColumn(), TimeElapsedColumn(), text)
+    with Progress(*columns, console=Console(stderr=True), transient=True, expand=True) as progress:
         progress.add_task(name, total=None)
         yield

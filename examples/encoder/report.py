@@ -69,15 +69,19 @@ def print_results(out: Console, results: Sequence[Result], sentences: int) -> No
 
 
 def print_served(out: Console, rows: Sequence[Served], title: str) -> None:
-    """Print which kernel serves which layer."""
+    """Print which kernel serves which layer. Kernels have numbers in the table and their names below it."""
+    names = list(dict.fromkeys(row.kernel for row in rows))
     table = Table(title=title, title_justify="left")
     table.add_column("variant")
     table.add_column("layer")
     table.add_column("M x N x K", justify="right", no_wrap=True)
-    table.add_column("kernel", overflow="fold")
+    table.add_column("kernel", justify="right")
     for row in rows:
-        table.add_row(row.variant, row.layer, f"{row.m} x {row.n} x {row.k}", row.kernel)
+        table.add_row(row.variant, row.layer, f"{row.m} x {row.n} x {row.k}", str(names.index(row.kernel) + 1))
     out.print(table)
+    for number, name in enumerate(names, 1):
+        out.print(f"{number:3} {name}", markup=False, soft_wrap=True)
+    out.print()
 
 
 def print_built(out: Console, built: Built) -> None:

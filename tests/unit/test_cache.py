@@ -273,3 +273,19 @@ def test_a_cache_of_another_user_is_refused(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setattr(os, "geteuid", lambda: 5000)
     with pytest.raises(CacheError, match=rf"belongs to user {owner or 4000}.*as user 5000"):
         location.cache_root()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
+@pytest.mark.parametrize("place", ["v1", "v1/objects", "object", "library"])
+def test_what_another_user_could_have_planted_is_not_loaded(
+    store: Store, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    entry = store.lookup(publish(store))
+    assert entry is not None
+    target = {"object": entry.directory, "library": entry.library}.get(place, store.root / place)
+    os.chown(target, 4242, 4242)
+    assert store.lookup(entry.key) is not None  # root trusts what it is given
+    monkeypatch.setattr(os, "geteuid", lambda: 5353)
+    assert store.lookup(entry.key) is None
+    os.chown(target, 5353, 5353)
+    assert store.lookup(entry.key) is not None

@@ -29,9 +29,9 @@ def test_doctor_finds_what_is_there(fake_tools: Any, capsys: Capture) -> None:
 @pytest.mark.parametrize(
     ("damage", "what", "remedy"),
     [
-        ("no nvcc", "compilers", "set it to the path of nvcc"),
+        ("no nvcc", "nvcc", "set it to the path of nvcc, or unset it; needed to compile kernels"),
         ("old nvcc", "nvcc", "pip install nvidia-cuda-nvcc"),
-        ("no compiler", "compilers", "is not an executable"),
+        ("no compiler", "C++ compiler", "is not an executable"),
         ("no headers", "CUTLASS headers", "pip install nvidia-cutlass==4.2.0.0"),
         ("relative cache", "cache", "give an absolute one"),
         ("file as cache", "cache", "set CUTLASS_W8A8_CACHE_DIR to one"),
@@ -77,3 +77,24 @@ def test_doctor_notes_that_first_use_compilation_is_off(
     monkeypatch.setenv("CUTLASS_W8A8_JIT", "off")
     assert main(["doctor"]) == 0
     assert re.search(r"note +first-use compile +off", capsys.readouterr().out)
+
+
+def test_without_first_use_compilation_no_compiler_is_needed(
+    fake_tools: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setenv("CUTLASS_W8A8_JIT", "off")
+    monkeypatch.setenv("CUTLASS_W8A8_NVCC", "/no/such/nvcc")
+    monkeypatch.setenv("CXX", str(tmp_path / "missing"))
+    assert main(["doctor"]) == 0
+    out = capsys.readouterr().out
+    for what in ("nvcc", r"C\+\+ compiler"):
+        assert re.search(rf"note +{what} +not usable\n +not needed while CUTLASS_W8A8_JIT=off; only cached kern", out)
+
+
+def test_missing_host_compiler_does_not_hide_nvcc(
+    fake_tools: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setenv("CXX", str(tmp_path / "missing"))
+    assert main(["doctor"]) == 1
+    out = capsys.readouterr().out
+    assert re.search(r"ok +nvcc +13\.0\.7", out) and re.search(r"bad +C\+\+ compiler +not usable", out)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -56,7 +57,14 @@ def test_run_from_a_checkpoint_reports_every_variant_and_layer(
         operand = "e4m3" if kernel["variant"] == "fp8" else "int8"
         epilogue = "azp-token-bias" if kernel["variant"] == "int8-azp" else "scaled-bias"
         assert kernel["kernel"].startswith(f"sm90_{operand}_fp16_{epilogue}_token_channel_")
-        assert kernel["kernel"] in printed
+        assert re.search(rf"^ +\d+ {re.escape(kernel['kernel'])}$", printed, re.MULTILINE)
+    assert "through the evaluator" in printed.splitlines()[0]
+    assert re.findall(r"^  \[(\d)/3\] (\S+) \(\d+ s\)$", printed, re.MULTILINE) == [
+        ("1", "int8"),
+        ("2", "int8-azp"),
+        ("3", "fp8"),
+    ]
+    assert "say nothing about a GPU" in printed
 
 
 @pytest.mark.parametrize(

@@ -161,7 +161,31 @@ def test_digest_changes_with_a_template(monkeypatch: pytest.MonkeyPatch, tmp_pat
         if path.is_file():
             (tmp_path / path.name).write_bytes(path.read_bytes())
     monkeypatch.setattr(render, "template_dir", lambda: tmp_path)
+    monkeypatch.setattr(render, "templates", render.templates.__wrapped__)
     before = render.digest.__wrapped__()
+    (tmp_path / ".kernel.cu.j2.swp").write_text("an editor's leftovers")
+    assert render.digest.__wrapped__() == before
     with (tmp_path / "kernel.cu.j2").open("a") as file:
         file.write("\n")
     assert render.digest.__wrapped__() != before
+
+
+def test_templates_are_read_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What was digested is what is rendered, even if the package is replaced on the disk meanwhile."""
+    before = render.render(SPECS[0])
+    monkeypatch.setattr(render, "template_dir", lambda: tmp_path)
+    assert render.render(SPECS[0]) == before
+
+
+def test_dependent_launch_waits_before_scalars_are_read() -> None:
+    """The epilogue reads scalars when it is constructed: before the kernel's own wait."""
+
+    def waits(epilogue: EpilogueSpec) -> bool:
+        config = KernelConfig.parse("128x128x128_2x1_pingpong_pdl")
+        text = render.render(KernelSpec(SM90, DType.E4M3, DType.BF16, epilogue, config))["kernel.cu"]
+        return "wait_on_dependent_grids" in text
+
+    assert not waits(EpilogueSpec.of("token", "channel"))
+    assert waits(EpilogueSpec.of("tensor", "channel"))
+    assert waits(EpilogueSpec.of("token", "tensor"))
+    assert waits(EpilogueSpec.of("tensor", "tensor", bias=True))

@@ -72,7 +72,7 @@ LAUNCH_CHANGES: dict[str, object] = {"splits": 2, "swizzle": 4, "raster": Raster
 def test_tables_name_every_field() -> None:
     assert {field.name for field in fields(KernelSpec)} == SPEC_CHANGES.keys()
     assert set(CONFIG_FIELDS) == CONFIG_CHANGES.keys() | LAUNCH_CHANGES.keys()
-    assert set(key_fields(SPEC)) == {"schema", "version", "spec", "emitter", "flags", "headers"}
+    assert set(key_fields(SPEC)) == {"schema", "version", "spec", "formula", "emitter", "flags", "headers"}
 
 
 @pytest.mark.parametrize("name", SPEC_CHANGES)

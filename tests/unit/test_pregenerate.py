@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -62,7 +64,7 @@ def test_plan_is_read_back_and_launch_choices_do_not_multiply(capsys: Capture, t
     ("words", "message"),
     [
         ("--arch sm90 --a-dtype e4m3 --epilogue azp_token_channel", "needs int8 operands"),
-        ("--arch sm80 --a-dtype e4m3", "sm80 has no e4m3 kernels"),
+        ("--arch sm80 --a-dtype e4m3", "sm80 has no e4m3 kernels; it serves int8"),
         ("--arch sm90 --config 96x128x128_pingpong", "tile m 96"),
         ("--arch sm90 --config nonsense", "'nonsense'"),
         ("--epilogue scaled", "<formula>_<scale_a>_<scale_b>"),
@@ -103,6 +105,14 @@ def test_sources_only_needs_no_compiler(tmp_path: Path, monkeypatch: pytest.Monk
     written = {path.name: path.read_text() for path in (tmp_path / "sources").iterdir()}
     assert written.keys() == {"host_prelude.h", *(f"{spec.name}.cu" for spec in specs)}
     assert all(written[f"{spec.name}.cu"] == emit.render(spec)["kernel.cu"] for spec in specs)
+
+
+def test_python_without_the_package_is_told_apart() -> None:
+    command = [sys.executable, "-S", str(Path(pregenerate.__file__)), "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("pregenerate: the package is not installed in this Python (")
+    assert ".venv/bin/python" in done.stderr and "pip install ." in done.stderr
 
 
 def test_jobs_fit_cores_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:

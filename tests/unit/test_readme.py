@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
@@ -48,6 +49,8 @@ def test_commands_are_understood(capsys: pytest.CaptureFixture[str], tmp_path: P
 
     (made,) = commands("scripts/pregenerate.py")
     assert pregenerate.main([*made[2:], "--print-plan"]) == 0
+    count = len(json.loads(capsys.readouterr().out))
+    assert f"each of the {count} configurations" in TEXT
 
 
 def test_variables_are_those_the_code_reads() -> None:

@@ -206,6 +206,7 @@ NONSENSE: list[tuple[list[Any], dict[str, Any], str]] = [
     ([torch.ones(()), torch.ones(())], {"config": {}}, "config is a dict"),
     ([torch.ones(N).to_sparse(), torch.ones(())], {}, "scale_a has layout torch.sparse_coo"),
     ([torch.ones(()), torch.ones(N, requires_grad=True)], {}, "requires a gradient"),
+    ([torch.ones(()), torch._neg_view(torch.ones(N))], {}, "scale_b is a lazily negated view"),
 ]
 
 
@@ -263,3 +264,22 @@ def test_an_output_over_an_input_is_refused(shift: int, overlaps: bool) -> None:
             call()
     else:
         call()
+
+
+def test_compiled_calls_refuse_what_eager_ones_do() -> None:
+    compiled = torch.compile(cutlass_w8a8.scaled_mm, fullgraph=True, backend="aot_eager", dynamic=True)
+    good = operands()
+    first = good["a"], good["b"], good["scale_a"], good["scale_b"]
+    assert compiled(*first).shape == (M, N)
+    with pytest.raises(Exception, match="requires a gradient"):
+        compiled(*first[:3], torch.ones(1, N, requires_grad=True))
+    with pytest.raises(Exception, match=r"out has dtype torch.float16 but out_dtype is torch.bfloat16"):
+        compiled(*first, out=torch.zeros(M, N, dtype=torch.float16))
+
+
+def test_a_parameter_is_an_operand_like_any_other() -> None:
+    good = operands()
+    weight = torch.nn.Parameter(good["a"], requires_grad=False)
+    with pytest.raises(ArgumentError, match="out has dtype"):
+        cutlass_w8a8.scaled_mm(weight, good["b"], torch.ones(()), torch.ones(()), out=torch.zeros(M, N))
+    assert cutlass_w8a8.scaled_mm(weight, good["b"], torch.ones(()), torch.ones(())).shape == (M, N)

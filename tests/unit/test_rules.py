@@ -45,6 +45,8 @@ IMPOSSIBLE = [
     (rules._tile_2x, SM80, DType.INT8, "96x128x64_w64x64x64_multistage_s4", "tile m 96 is not a multiple of the warp"),
     (rules._tile_2x, SM80, DType.INT8, "128x80x64_w64x80x64_multistage_s4", "warp tile n 80 is not a multiple of 32"),
     (rules._tile_2x, SM80, DType.INT8, "256x256x64_w32x32x64_multistage_s2", "tile (256, 256, 64) in warp tiles"),
+    (rules._tile_2x, SM80, DType.INT8, "128x128x256_w64x64x64_multistage_s2", "tile k 256 is not 64 or 128"),
+    (rules._tile_2x, SM80, DType.INT8, "16x256x64_w16x32x64_multistage_s4", "tile m 16 with k 64 has too little for"),
     (rules._tile_2x, SM80, DType.INT8, "128x128x64_w128x64x64_multistage_s3", "warp tile 128x64 needs 256 accumulator"),
     (rules._options_3x, SM90, DType.INT8, "128x128x128_w64x64x64_pingpong", "a warp tile is a choice of multistage"),
     (
@@ -65,9 +67,10 @@ IMPOSSIBLE = [
     (rules._cluster_3x, SM90, DType.INT8, "64x16x128_4x1_pingpong", "tile n 16 cannot be shared by 4 blocks"),
 ]
 LAUNCH = [
-    ("128x128x128_cooperative_streamk_swizzle3", "swizzle 3 is not 1, 2, 4 or 8"),
-    ("128x128x128_cooperative_split2", "splits 2 needs the stream-K scheduler"),
-    ("128x128x128_cooperative_streamk_split65", "splits 65 is outside 0"),
+    (SM90, "128x128x128_cooperative_streamk_swizzle3", "swizzle 3 is not 1, 2, 4 or 8"),
+    (SM90, "128x128x128_cooperative_split2", "splits 2 needs the stream-K scheduler"),
+    (SM90, "128x128x128_cooperative_streamk_split65", "splits 65 is outside 0"),
+    (SM80, "128x128x64_w64x64x64_multistage_s4_along_m", "multistage kernels have a tile order of their own"),
 ]
 
 
@@ -81,10 +84,10 @@ def test_rule_gives_its_reason(rule: rules.Rule, arch: Arch, operand: DType, con
     assert impossible.config.name in str(caught.value) and arch.name in str(caught.value)
 
 
-@pytest.mark.parametrize(("config", "reason"), LAUNCH)
-def test_launch_choices_are_checked_though_the_spec_drops_them(config: str, reason: str) -> None:
+@pytest.mark.parametrize(("arch", "config", "reason"), LAUNCH)
+def test_launch_choices_are_checked_though_the_spec_drops_them(arch: Arch, config: str, reason: str) -> None:
     launch = KernelConfig.parse(config)
-    kernel = spec(SM90, config)
+    kernel = spec(arch, config)
     assert problems(kernel) == []
     with pytest.raises(ConfigError, match=reason):
         validate(kernel, launch)
@@ -95,6 +98,29 @@ def test_every_reason_is_met() -> None:
     met = Counter(line[0] for line in IMPOSSIBLE)
     assert met == {rule: reasons(rule) for rule in every}
     assert len(LAUNCH) == reasons(rules._launch_choices)
+
+
+def test_no_zero_in_a_configuration() -> None:
+    for config in ("64x0x128_pingpong", "128x128x64_w0x64x64_multistage_s3", "64x64x128_0x1_ws", "64x64x128_ws_s0"):
+        with pytest.raises(ConfigError, match="extents start at 1"):
+            KernelConfig.parse(config)
+    with pytest.raises(ConfigError, match="has the token"):
+        KernelConfig.parse("9" * 5000 + "x1x1_ws")
+
+
+def test_accurate_accumulation_needs_twice_the_registers() -> None:
+    assert problems(spec(SM90, "128x256x128_2x1_cooperative", DType.E4M3)) == []
+    (reason,) = problems(spec(SM90, "128x256x128_2x1_cooperative_accurate", DType.E4M3))
+    assert "needs 256 accumulator registers" in reason
+
+
+def test_automatic_stages_leave_room_for_two() -> None:
+    epilogue = EpilogueSpec.of(azp="token", bias=True)
+    tight = KernelConfig.parse("256x128x256_cooperative")
+    (reason,) = problems(KernelSpec(SM90, DType.INT8, DType.FP32, epilogue, tight))
+    assert "2 stages of tile 256x128x256" in reason
+    explicit = KernelConfig.parse("256x128x256_cooperative_s2")
+    assert problems(KernelSpec(SM90, DType.INT8, DType.FP32, epilogue, explicit)) == []
 
 
 def reasons(function: Callable[..., object]) -> int:

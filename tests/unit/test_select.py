@@ -32,7 +32,8 @@ def shapes(rows: tuple[Row, ...]) -> list[tuple[int, int, int]]:
     ks = {16, 1024, 4096, 14336}
     for bound, extents in (("m", ms), ("n", ns), ("k", ks)):
         limits = {getattr(row, f"{end}_{bound}", 0) for row in rows for end in ("min", "max")}
-        extents |= {limit + step for limit in limits for step in (-1, 0, 1) if 0 < limit + step < UNBOUNDED - 1}
+        near = {limit + step for limit in limits for step in (-1, 0, 1)}
+        extents.update(extent for extent in near if 0 < extent < UNBOUNDED - 1)
     return list(itertools.product(ms, ns, ks))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -197,5 +198,21 @@ def test_progress_only_for_a_terminal(
     with progress.compiling("sm90_[x]"):
         pass
     captured = capsys.readouterr()
-    assert ("compiling sm90_[x] …" in captured.err) == shown
+    assert ("compiling sm90_[x]" in captured.err) == shown
     assert captured.out == ""
+
+
+def test_progress_stays_on_one_line_and_shows_the_time(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("CUTLASS_W8A8_QUIET", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(progress.sys.stderr, "isatty", lambda: True)
+    with progress.compiling("sm90_int8_bf16_azp-token-bias_token_channel_128x128x128_2x1_pingpong_streamk"):
+        pass
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().err)
+    lines = [line.strip() for line in re.split(r"[\r\n]+", text) if line.strip()]
+    assert lines
+    for line in lines:
+        assert re.fullmatch(r"\S 0:00:0\d compiling sm90_int8_bf16_azp-token-bias_token_\S*…", line) and len(line) <= 80
