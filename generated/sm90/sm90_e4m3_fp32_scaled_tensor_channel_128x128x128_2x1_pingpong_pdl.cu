@@ -137,6 +137,8 @@ using Params = typename GemmKernel::Params;
 
 extern "C" __global__ void __launch_bounds__(GemmKernel::MaxThreadsPerBlock, GemmKernel::MinBlocksPerMultiprocessor)
 w8a8_kernel(__grid_constant__ Params const params) {
+  // The epilogue reads its scalars as it is constructed, ahead of the kernel's own wait for the preceding grid.
+  cutlass::arch::wait_on_dependent_grids();
   extern __shared__ char shared_memory[];
   GemmKernel{}(params, shared_memory);
 }

@@ -58,23 +58,23 @@ def test_equal_bytes_in_every_process_and_nothing_written(tmp_path: Path) -> Non
         assert list(folder.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "import cutlass_w8a8",
-        "import cutlass_w8a8.cli; cutlass_w8a8.cli.main(['show', '--tree'])",
-        "import cutlass_w8a8.cli; cutlass_w8a8.cli.main(['doctor'])",
-        "import cutlass_w8a8.cli; cutlass_w8a8.cli.main(['list'])",
-        "import cutlass_w8a8, torch\n"
-        "a = torch.ones(4, 16, dtype=torch.int8); s = torch.ones(1)\n"
-        "assert cutlass_w8a8.scaled_mm(a, torch.ones(16, 16, dtype=torch.int8).t(), s, s)[0, 0] == 16",
-    ],
-    ids=["import", "show", "doctor", "list", "call"],
-)
-def test_nothing_is_written_to_the_current_directory(tmp_path: Path, code: str) -> None:
+STEPS = {
+    "import": "import cutlass_w8a8",
+    "show": "import cutlass_w8a8.cli; cutlass_w8a8.cli.main(['show', '--tree'])",
+    "doctor": "cutlass_w8a8.cli.main(['doctor'])",
+    "list": "cutlass_w8a8.cli.main(['list'])",
+    "call": "import torch\n"
+    "a = torch.ones(4, 16, dtype=torch.int8); s = torch.ones(1)\n"
+    "assert cutlass_w8a8.scaled_mm(a, torch.ones(16, 16, dtype=torch.int8).t(), s, s)[0, 0] == 16",
+}
+
+
+def test_nothing_is_written_to_the_current_directory(tmp_path: Path) -> None:
     folder = tmp_path / "cwd"
     folder.mkdir()
-    run(code, folder)
+    # One process, since starting one takes seconds; it looks after each step, to name the one to blame.
+    look = "import os; assert not os.listdir(), ({name!r}, os.listdir())"
+    run("\n".join(f"{code}\n{look.format(name=name)}" for name, code in STEPS.items()), folder)
     assert list(folder.iterdir()) == []
     assert not Path(os.environ["CUTLASS_W8A8_CACHE_DIR"]).exists()
 

@@ -46,7 +46,7 @@ def test_success(fake_tools: Any, tmp_path: Path) -> None:
     assert not (tmp_path / "failed").exists()
     # The compilers ran in the work directory and kept their temporary files there.
     workdir = str(tmp_path / "work")
-    assert fake_tools.calls[0].startswith(f"{workdir} {workdir} -fatbin -gencode arch=compute_90a,code=sm_90a ")
+    assert fake_tools.calls[0].startswith(f"{workdir} . -fatbin -gencode arch=compute_90a,code=sm_90a ")
 
 
 def test_record_names_no_machine_path(fake_tools: Any, tmp_path: Path) -> None:
