@@ -116,6 +116,18 @@ def check_kinds(
         raise ArgumentError(f"out_dtype is {out_dtype!r}; pass a torch.dtype such as torch.bfloat16")
 
 
+def check_matrices(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype) -> None:
+    """What can be said of a and b without their memory: types, and extents as far as they are known numbers.
+
+    Raises:
+        ArgumentError: as `check`.
+    """
+    operand, _ = _types(a, b, out_dtype)
+    m, n, k = _shapes(a, b)
+    if all(isinstance(extent, int) for extent in (n, k)):
+        _extents(m if isinstance(m, int) else 1, n, k, operand, Azp.NONE)
+
+
 def refuse_gradients(*tensors: torch.Tensor | None) -> None:
     """Refuse operands that ask for a gradient, which nothing here computes.
 

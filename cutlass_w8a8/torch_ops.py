@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from cutlass_w8a8.errors import ArgumentError
 from cutlass_w8a8.ops import _run
+from cutlass_w8a8.request import check_matrices
 
 Tensor = torch.Tensor
 
@@ -67,8 +67,7 @@ def _scaled_mm_out(
 
 
 def _fake(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, out_dtype: torch.dtype, *_: object) -> Tensor:
-    if a.dtype is not b.dtype or a.shape[-1] != b.shape[0]:
-        raise ArgumentError(f"a {a.dtype} {tuple(a.shape)} and b {b.dtype} {tuple(b.shape)} cannot be multiplied")
+    check_matrices(a, b, out_dtype)
     return a.new_empty((*a.shape[:-1], b.shape[1]), dtype=out_dtype)
 
 

@@ -247,6 +247,11 @@ def test_meta_tensors_give_shapes() -> None:
     meta = [tensor.to("meta") for tensor in (good["a"], good["b"], good["scale_a"], good["scale_b"])]
     result = cutlass_w8a8.scaled_mm(*meta)
     assert (result.shape, result.device.type, result.dtype) == ((M, N), "meta", torch.bfloat16)
+    with pytest.raises(ArgumentError, match=r"out_dtype is torch.float64"):
+        cutlass_w8a8.scaled_mm(*meta, torch.float64)
+    bad = operands(n=20)
+    with pytest.raises(ArgumentError, match="N is 20"):
+        cutlass_w8a8.scaled_mm(*(bad[name].to("meta") for name in ("a", "b", "scale_a", "scale_b")))
 
 
 @pytest.mark.parametrize(
