@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.compiler import is_compiling
 
 from cutlass_w8a8 import pipeline
 from cutlass_w8a8.arch import Family, arch_for
@@ -14,7 +15,7 @@ from cutlass_w8a8.config import KernelConfig
 from cutlass_w8a8.errors import ArgumentError
 from cutlass_w8a8.evt.evaluate import TORCH_DTYPES, accumulate, evaluate
 from cutlass_w8a8.evt.tree import Broadcast
-from cutlass_w8a8.request import ALIGNMENT, Request, check, check_kinds, misaligned, refuse_gradients, refuse_overlap
+from cutlass_w8a8.request import ALIGNMENT, Request, check, check_kinds, misaligned, overlapping, refuse_gradients
 from cutlass_w8a8.runtime.device import device
 from cutlass_w8a8.runtime.launch import Extents, PreparedCall
 from cutlass_w8a8.runtime.loader import LoadedKernel, load
@@ -52,7 +53,8 @@ class _Prepared:
     order: tuple[int, ...]
     # Those among them that the kernel reads 16 bytes at a time.
     wide: tuple[int, ...]
-    # Bytes of each of the kernel's operands, in its own order.
+    # Bytes from the first to the last of the result, and of a, b and the kernel's operands in its own order.
+    out_span: int = 0
     spans: tuple[int, ...] = ()
 
 
@@ -101,7 +103,14 @@ def scaled_mm(
         CacheError: the cache cannot be written, or ``CUTLASS_W8A8_JIT=off`` and the kernel is not in it.
         LaunchError: the driver refused to load or launch the kernel.
     """
-    if torch.compiler.is_compiling() or not _plain(a, b, scale_a, scale_b) or a.is_meta:
+    if (
+        is_compiling()
+        or type(a) not in _PLAIN
+        or type(b) not in _PLAIN
+        or type(scale_a) not in _PLAIN
+        or type(scale_b) not in _PLAIN
+        or a.is_meta
+    ):
         return _traced(a, b, scale_a, scale_b, out_dtype, None, None, bias, out, config)
     return _run(a, b, scale_a, scale_b, out_dtype, None, None, bias, out, config)
 
@@ -133,7 +142,14 @@ def scaled_mm_azp(
     """
     if azp_adj is None:
         raise ArgumentError("azp_adj is None; pass the int32 column sums of b, or call scaled_mm")
-    if torch.compiler.is_compiling() or not _plain(a, b, scale_a, scale_b) or a.is_meta:
+    if (
+        is_compiling()
+        or type(a) not in _PLAIN
+        or type(b) not in _PLAIN
+        or type(scale_a) not in _PLAIN
+        or type(scale_b) not in _PLAIN
+        or a.is_meta
+    ):
         return _traced(a, b, scale_a, scale_b, out_dtype, azp_adj, azp, bias, out, config)
     return _run(a, b, scale_a, scale_b, out_dtype, azp_adj, azp, bias, out, config)
 
@@ -194,8 +210,10 @@ def _run(
         check_kinds(a, b, scale_a, scale_b, out_dtype, bias, azp_adj, azp, out)
         parse_config(config)
         raise
-    if torch.is_grad_enabled():
-        refuse_gradients(scale_a, scale_b, bias, out)
+    if (scale_a.requires_grad or scale_b.requires_grad or (bias is not None and bias.requires_grad)) and (
+        torch.is_grad_enabled()
+    ):
+        refuse_gradients(scale_a, scale_b, bias)
     if prepared is None:
         prepared = _prepare(a, b, scale_a, scale_b, out_dtype, azp_adj, azp, bias, out, config)
         if prepared.call is not None:
@@ -221,7 +239,11 @@ def _run(
     if (pointers[0] | pointers[1] | pointers[2]) % ALIGNMENT:
         raise misaligned(zip(("a", "b", "out"), pointers, strict=True))
     if out is not None:
-        refuse_overlap(request, *pointers, operands, prepared.spans)
+        start = pointers[2]
+        end = start + prepared.out_span
+        for pointer, span in zip(pointers[:2] + operands, prepared.spans, strict=True):
+            if pointer < end and start < pointer + span:
+                raise overlapping()
     for position in prepared.wide:
         if operands[prepared.order.index(position)] % ALIGNMENT:
             raise misaligned([(OPERANDS[position], operands[prepared.order.index(position)])])
@@ -231,10 +253,6 @@ def _run(
         with torch.cuda.device(index):
             call(_raw_stream(index), *pointers, operands)  # type: ignore[misc]
     return result if out is not None or a.dim() == 2 else result.view(request.shape)
-
-
-def _plain(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor) -> bool:
-    return type(a) in _PLAIN and type(b) in _PLAIN and type(scale_a) in _PLAIN and type(scale_b) in _PLAIN
 
 
 def _signature(tensor: Tensor) -> tuple[Any, ...]:
@@ -272,8 +290,13 @@ def _prepare(
     # Row visitors of the 2.x family load vectors; those of the 3.x family load element by element.
     wide = tuple(OPERANDS.index(name) for name in rows) if arch.family is Family.MULTISTAGE_2X else ()
     extent = {Broadcast.SCALAR: 1, Broadcast.ROW: request.n, Broadcast.COLUMN: request.m}
-    spans = tuple(extent[operand.broadcast] * operand.element.bytes for operand in tree.loads)
-    return _Prepared(request, PreparedCall(kernel, where, extents, chosen.config), order, wide, spans)
+    spans = (
+        (request.m - 1) * request.lda + request.k,
+        (request.n - 1) * request.ldb + request.k,
+        *(extent[operand.broadcast] * operand.element.bytes for operand in tree.loads),
+    )
+    out_span = ((request.m - 1) * request.ldd + request.n) * request.out.bytes
+    return _Prepared(request, PreparedCall(kernel, where, extents, chosen.config), order, wide, out_span, spans)
 
 
 def _evaluate(request: Request, a: Tensor, b: Tensor, given: tuple[Tensor | None, ...], out: Tensor | None) -> Tensor:
@@ -302,7 +325,7 @@ def _traced(
 ) -> Tensor:
     check_kinds(a, b, scale_a, scale_b, out_dtype, bias, azp_adj, azp, out)
     if torch.is_grad_enabled():
-        refuse_gradients(scale_a, scale_b, bias, out)
+        refuse_gradients(scale_a, scale_b, bias)
     name = config.name if isinstance(config, KernelConfig) else config
     if out is not None:
         if out.dtype is not out_dtype:

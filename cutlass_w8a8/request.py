@@ -141,20 +141,11 @@ def refuse_gradients(*tensors: torch.Tensor | None) -> None:
             )
 
 
-def refuse_overlap(request: Request, a: int, b: int, out: int, operands: Sequence[int], spans: Sequence[int]) -> None:
-    """Refuse an output whose memory reaches into that of an input; addresses and ``spans`` in bytes.
-
-    Raises:
-        ArgumentError: they overlap.
-    """
-    end = out + ((request.m - 1) * request.ldd + request.n) * request.out.bytes
-    inputs = (a, (request.m - 1) * request.lda + request.k), (b, (request.n - 1) * request.ldb + request.k)
-    for start, span in (*inputs, *zip(operands, spans, strict=True)):
-        if start < end and out < start + span:
-            raise ArgumentError(
-                "out shares memory with an input, which would be overwritten while it is read; "
-                "pass another tensor as out"
-            )
+def overlapping() -> ArgumentError:
+    """The error for an output whose memory reaches into that of an input."""
+    return ArgumentError(
+        "out shares memory with an input, which would be overwritten while it is read; pass another tensor as out"
+    )
 
 
 def misaligned(pointers: Iterable[tuple[str, int]]) -> ArgumentError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from importlib.util import find_spec
 
 import torch
@@ -177,6 +177,39 @@ def arguments(plan: Plan, device: str = "cuda", calls: int = 400) -> list[Check]
             counts.append((f"call {number}, {title}, output {layout}", wrong))
         for (title, _), wrong in zip(counts, torch.stack([c for _, c in counts]).tolist(), strict=True):
             check.record(wrong == 0, f"{title}: {wrong} wrong or outside")
+    return [check, *_refused(plan, device)]
+
+
+def _refused(plan: Plan, device: str) -> list[Check]:
+    """What only addresses can tell: outputs over inputs, and pointers off their 16-byte boundary, raise."""
+    check = Check("arguments", "overlapping and misaligned operands are refused")
+    if device == "cpu":
+        return []
+    for combination, config in representatives(plan):
+        inputs = cases.make_inputs(
+            (16, 16, 16 * combination.out_dtype.itemsize), combination.operand_dtype, device=device
+        )
+        epilogue = cases.make_epilogue(combination, inputs)
+        flat = torch.empty(4096, dtype=torch.uint8, device=device)
+        size = combination.out_dtype.itemsize * 256
+        for start in (0, 16, size - 16, size):
+            a = flat[start : start + inputs.a.numel()].view(inputs.a.dtype).view(inputs.a.shape)
+            moved = replace(inputs, a=a)
+            out = flat[:size].view(combination.out_dtype).view(16, 16)
+            try:
+                call(combination, moved, epilogue, out=out, config=config)
+                refused = False
+            except cutlass_w8a8.ArgumentError as error:
+                refused = "shares memory" in str(error)
+            check.record(refused == (start < size), f"{combination.name}: a {start} bytes into out of {size} bytes")
+        for off in (1, 8, 16):
+            a = flat[off : off + inputs.a.numel()].view(inputs.a.dtype).view(inputs.a.shape)
+            try:
+                call(combination, replace(inputs, a=a), epilogue, config=config)
+                refused = False
+            except cutlass_w8a8.ArgumentError as error:
+                refused = "boundary" in str(error)
+            check.record(refused == bool(off % 16), f"{combination.name}: a {off} bytes past a boundary")
     return [check]
 
 
