@@ -6,6 +6,7 @@ Exit status: 0 done, 1 one of this package's errors (its message is on standard 
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -61,6 +62,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     parser = _parser()
     options = parser.parse_args(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # Trees are drawn with characters that a C or Latin-1 locale lacks.
+        sys.stdout.reconfigure(errors="replace")
     try:
         status: int = options.run(options)
         sys.stdout.flush()
@@ -72,5 +76,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     except BrokenPipeError:
         # The reader, such as head, has seen enough. Python would complain again when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _silence()
         return 0
+    except OSError as error:
+        print(f"cutlass-w8a8: cannot write the output: {error}", file=sys.stderr)
+        _silence()
+        return 1
+
+
+def _silence() -> None:
+    """Let what is still buffered for standard output go nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

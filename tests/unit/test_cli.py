@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -188,3 +189,29 @@ def test_import_leaves_the_heavy_parts_for_later() -> None:
     code = "import cutlass_w8a8.cli, sys; print(*sorted({'cutlass_cppgen', 'rich'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_an_error_and_not_a_traceback() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "cutlass_w8a8", "show", "--tree"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert "cannot write the output" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_tree_survives_a_plain_locale() -> None:
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(
+        [sys.executable, "-m", "cutlass_w8a8", "show", "--tree"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "scale_a[m]: fp32" in done.stdout
