@@ -11,7 +11,6 @@ to read the result: benchmarks/README.md.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 from dataclasses import asdict
@@ -56,15 +55,11 @@ def parse() -> argparse.Namespace:
 
 
 OPTIONS = parse() if __name__ == "__main__" else argparse.Namespace(cache=None, no_compile=False)
-# The package reads its environment when it is imported or first used: set it before.
-if OPTIONS.cache:
-    os.environ["CUTLASS_W8A8_CACHE_DIR"] = str(OPTIONS.cache.resolve())
-if OPTIONS.no_compile:
-    os.environ["CUTLASS_W8A8_JIT"] = "off"
 sys.path.insert(0, str(ROOT))
 
-from scripts.installed import require_package
+from scripts.installed import require_package, set_cache
 
+set_cache(OPTIONS.cache, OPTIONS.no_compile)
 require_package()
 
 import torch

@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
 from pathlib import Path
+
+
+def set_cache(cache: Path | None, no_compile: bool) -> None:
+    """Have the package use this cache, and treat a kernel missing from it as an error if ``no_compile``.
+
+    The package reads its environment when it is imported or first used, so this comes before `require_package`.
+    """
+    if cache:
+        os.environ["CUTLASS_W8A8_CACHE_DIR"] = str(cache.resolve())
+    if no_compile:
+        os.environ["CUTLASS_W8A8_JIT"] = "off"
 
 
 def require_package() -> None:

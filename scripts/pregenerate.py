@@ -133,7 +133,11 @@ def product(options: argparse.Namespace) -> list[KernelSpec]:
         for operand, out in itertools.product(
             operands, outs if ALL not in (options.out_dtype or []) else OUTPUT_DTYPES
         ):
-            epilogues = every_epilogue(operand) if wants_all(options.epilogue) else named_epilogues(options.epilogue)
+            epilogues = (
+                every_epilogue(operand)
+                if wants_all(options.epilogue)
+                else [EpilogueSpec.parse(name) for name in options.epilogue]
+            )
             configs = (
                 table_configs(arch, operand)
                 if wants_all(options.config)
@@ -158,10 +162,6 @@ def suits(epilogue: EpilogueSpec, operand: DType) -> bool:
     except UnsupportedError:
         return False
     return True
-
-
-def named_epilogues(names: Iterable[str]) -> list[EpilogueSpec]:
-    return [EpilogueSpec.parse(name) for name in names]
 
 
 def table_configs(arch: Arch, operand: DType) -> list[KernelConfig]:
@@ -214,7 +214,7 @@ def build_all(specs: Sequence[KernelSpec], jobs: int, console: Console) -> list[
     """Compile ``specs``, ``jobs`` at a time, reporting each as it ends; outcomes come in the order of ``specs``."""
     outcomes: dict[KernelSpec, Outcome] = {}
     jobs = min(jobs, len(specs))
-    console.print(f"compiling {count(specs)}, {jobs} at a time; each takes 40 seconds or more")
+    console.print(f"compiling {count(specs)}, {jobs} at a time; each takes half a minute or more")
     # Fresh processes, so that an interrupt reaches each and with it the compilers it started.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(max_workers=jobs, mp_context=context) as pool:

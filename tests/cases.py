@@ -8,7 +8,6 @@ Operands come in three layouts: ``packed``; ``padded``, whose leading strides ex
 from __future__ import annotations
 
 import itertools
-import math
 import random
 from dataclasses import dataclass
 from functools import cache
@@ -271,8 +270,3 @@ def make_output(m: int, n: int, dtype: torch.dtype, layout: str, device: str = "
 def bits(x: torch.Tensor) -> torch.Tensor:
     """The elements' bit patterns as signed integers."""
     return x.contiguous().view({1: torch.int8, 2: torch.int16, 4: torch.int32}[x.dtype.itemsize])
-
-
-def volume(shapes_: tuple[Shape, ...]) -> int:
-    """Multiply-adds of all shapes together."""
-    return sum(math.prod(shape) for shape in shapes_)

@@ -41,7 +41,7 @@ def add_kernel_options(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--bias", action="store_true", default=None, help="add a bias")
     what.add_argument(
         "--epilogue",
-        type=_reader(_epilogue),
+        type=_reader(EpilogueSpec.parse),
         metavar="NAME",
         help="instead of the four options above: <formula>_<scale_a>_<scale_b>, such as azp-token-bias_token_channel; "
         f"formulas: {', '.join(FORMULAS)}",
@@ -85,14 +85,16 @@ def kernel(options: argparse.Namespace) -> KernelSpec:
     out = DType(options.out_dtype)
     epilogue = _chosen_epilogue(options)
     m, n, k = _shape(options)
-    limit = MAX_K_INT8_AZP if epilogue.formula.startswith("azp") else MAX_K_INT8
-    if operand is DType.INT8 and k > limit:
-        raise ArgumentError(f"--k {k}: int8 products could overflow int32 beyond K={limit}; split K over several calls")
+    if operand is DType.INT8:
+        operands = epilogue.tree(operand.accumulator, out).loads
+        limit = MAX_K_INT8_AZP if any(load.element is DType.INT32 for load in operands) else MAX_K_INT8
+        if k > limit:
+            raise ArgumentError(
+                f"--k {k}: int8 products could overflow int32 beyond K={limit}; split K over several calls"
+            )
     config = _chosen_config(options, Problem(arch, m, n, k, operand, out, epilogue))
     spec = KernelSpec(arch, operand, out, epilogue, config)
     validate(spec, config)
-    # The rules look at the epilogue's types only once everything else is right; here they are always looked at.
-    epilogue.tree(operand.accumulator, out)
     return spec
 
 
@@ -139,10 +141,6 @@ def _operand(text: str) -> str:
     return DType.E4M3.value if text == "fp8" else text
 
 
-def _epilogue(text: str) -> EpilogueSpec:
-    return EpilogueSpec.parse(text)
-
-
 def _extent(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise ArgumentError(f"{text!r} is not a positive number")
@@ -159,7 +157,7 @@ def _extents(count: int) -> Callable[[str], tuple[int, ...]]:
     return read
 
 
-def _one_of(enum: type[Schedule] | type[Scheduler] | type[ScaleA] | type[ScaleB]) -> str:
+def _one_of(enum: type[Schedule] | type[Scheduler]) -> str:
     return " or ".join(member.value for member in enum)
 
 

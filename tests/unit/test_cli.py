@@ -167,6 +167,7 @@ def test_wrong_usage_is_status_2(words: str, message: str, capsys: Capture) -> N
         ("show --n 12 --k 16", "--n 12: N must be a multiple of 8; pad the operands with zeros to 16"),
         ("show --n 16 --k 17", "--k 17: K must be a multiple of 16; pad the operands with zeros to 32"),
         ("show --a-dtype int8 --k 131072", "--k 131072: int8 products could overflow int32 beyond K=131071"),
+        ("show --a-dtype int8 --azp token --k 65808", "--k 65808: int8 products could overflow int32 beyond K=65793"),
         ("show --a-dtype int8 --azp token --k 131056", "beyond K=65793"),
         ("show --epilogue scaled_token_channel --bias --scale-a token", "leave out --scale-a, --bias"),
         ("build --config 128x128x128_multistage", "multistage does not exist on sm90"),
