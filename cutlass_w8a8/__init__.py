@@ -17,7 +17,8 @@ from cutlass_w8a8.errors import (
     W8A8Error,
 )
 from cutlass_w8a8.evt.epilogues import EpilogueSpec
-from cutlass_w8a8.ops import cutlass_scaled_mm, cutlass_scaled_mm_azp, scaled_mm, scaled_mm_azp
+from cutlass_w8a8.gates import cutlass_scaled_mm_supports_block_fp8, cutlass_scaled_mm_supports_fp8
+from cutlass_w8a8.ops import cutlass_scaled_mm, cutlass_scaled_mm_azp, scaled_mm, scaled_mm_azp, use_arch
 from cutlass_w8a8.spec import KernelSpec
 from cutlass_w8a8.support import Explanation, Support, explain, is_supported
 from cutlass_w8a8.version import VERSION as __version__
@@ -39,8 +40,11 @@ __all__ = [
     "__version__",
     "cutlass_scaled_mm",
     "cutlass_scaled_mm_azp",
+    "cutlass_scaled_mm_supports_block_fp8",
+    "cutlass_scaled_mm_supports_fp8",
     "explain",
     "is_supported",
     "scaled_mm",
     "scaled_mm_azp",
+    "use_arch",
 ]

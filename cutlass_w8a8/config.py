@@ -16,6 +16,8 @@ class Schedule(str, Enum):
     WARP_SPECIALIZED = "ws"
     PINGPONG = "pingpong"
     COOPERATIVE = "cooperative"
+    ONE_SM = "1sm"
+    TWO_SM = "2sm"
 
 
 class Scheduler(str, Enum):

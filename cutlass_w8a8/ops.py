@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,13 +12,13 @@ import torch
 from torch.compiler import is_compiling
 
 from cutlass_w8a8 import pipeline
-from cutlass_w8a8.arch import Family, arch_for
+from cutlass_w8a8.arch import Family, arch_named
 from cutlass_w8a8.config import KernelConfig
 from cutlass_w8a8.errors import ArgumentError
 from cutlass_w8a8.evt.evaluate import TORCH_DTYPES, accumulate, evaluate
 from cutlass_w8a8.evt.tree import Broadcast
 from cutlass_w8a8.request import ALIGNMENT, Request, check, check_kinds, misaligned, overlapping, refuse_gradients
-from cutlass_w8a8.runtime.device import device
+from cutlass_w8a8.runtime.device import arch_of, device, force_arch
 from cutlass_w8a8.runtime.launch import Extents, PreparedCall
 from cutlass_w8a8.runtime.loader import LoadedKernel, load
 from cutlass_w8a8.spec import KernelSpec
@@ -175,6 +177,34 @@ def cutlass_scaled_mm_azp(
     return scaled_mm_azp(a, b, scale_a, scale_b, out_dtype, azp_adj, azp, bias)
 
 
+@contextmanager
+def use_arch(name: str, device_index: int | None = None) -> Iterator[None]:
+    """Within this context, serve calls with the kernels of another architecture than the device's own.
+
+    For tests and comparisons: kernels of sm75 to sm89 carry PTX, so any newer device runs them. Holds for the whole
+    process; do not enter or leave it while other threads make calls. ``CUTLASS_W8A8_ARCH`` does the same from outside.
+
+    Args:
+        name: the architecture, such as ``"sm80"``.
+        device_index: torch's index of the device it is for; all devices if None.
+
+    Raises:
+        UnsupportedError: there is no such architecture. Calls raise it if the device cannot run its kernels.
+    """
+    previous = force_arch(device_index, arch_named(name))
+    _forget()
+    try:
+        yield
+    finally:
+        force_arch(device_index, previous)
+        _forget()
+
+
+def _forget() -> None:
+    with _lock:
+        _prepared.clear()
+
+
 def _run(
     a: Tensor,
     b: Tensor,
@@ -280,15 +310,14 @@ def _prepare(
     if not a.is_cuda or not (request.m and request.n and request.k):
         return _Prepared(request, None, order, ())
     where = device(a.get_device())
-    arch = arch_for(where.capability)
-    chosen = choose(request, arch, config)
+    chosen = choose(request, arch_of(where), config, where.sm_count)
     kernel = _kernels.get((chosen.spec, where.index))
     if kernel is None:
         kernel = _kernels[chosen.spec, where.index] = load(pipeline.build(chosen.spec).library, where)
     extents = Extents(request.m, request.n, request.k, request.lda, request.ldb, request.ldd)
     rows = [operand.name for operand in tree.loads if operand.broadcast is Broadcast.ROW]
     # Row visitors of the 2.x family load vectors; those of the 3.x family load element by element.
-    wide = tuple(OPERANDS.index(name) for name in rows) if arch.family is Family.MULTISTAGE_2X else ()
+    wide = tuple(OPERANDS.index(name) for name in rows) if chosen.spec.family is Family.MULTISTAGE else ()
     extent = {Broadcast.SCALAR: 1, Broadcast.ROW: request.n, Broadcast.COLUMN: request.m}
     spans = (
         (request.m - 1) * request.lda + request.k,

@@ -68,7 +68,7 @@ def key_fields(spec: KernelSpec) -> dict[str, str]:
         # A formula may be registered from outside of this package, where the emitter's digest does not see it.
         "formula": draw.formula(spec.epilogue.tree(spec.operand.accumulator, spec.out)),
         "emitter": emit.digest(),
-        "flags": flags_for(spec.arch, spec.config).to_json(),
+        "flags": flags_for(spec).to_json(),
         "headers": headers_digest(),
     }
 
@@ -107,7 +107,7 @@ def build(spec: KernelSpec, *, force: bool = False, explicit: bool = False) -> E
             f"kernel {spec.name} is not in the cache {store.root}, and {JIT_VARIABLE}=off forbids compiling it now; "
             f"compile it beforehand with: {spec.command('build')}"
         )
-    files, flags = _emit(spec), flags_for(spec.arch, spec.config)
+    files, flags = _emit(spec), flags_for(spec)
     object_digest = digest(
         {"schema": SCHEMA, "flags": flags.to_json(), "headers": fields["headers"], **_labelled(files)}
     )
@@ -160,7 +160,7 @@ def _cannot_build(spec: KernelSpec, error: ToolchainError) -> ToolchainError:
 def _tools(spec: KernelSpec) -> tuple[Toolkit, Headers]:
     try:
         toolkit = find_toolkit()
-        require(toolkit, spec.arch)
+        require(toolkit, spec.arch, spec.operand)
         return toolkit, require_headers()
     except ToolchainError as error:
         raise _cannot_build(spec, error) from error

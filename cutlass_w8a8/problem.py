@@ -11,7 +11,16 @@ from cutlass_w8a8.evt.epilogues import EpilogueSpec
 
 @dataclass(frozen=True)
 class Problem:
-    """D[m, n] = epilogue(A[m, k] @ B[k, n]) on one architecture; extents in elements."""
+    """D[m, n] = epilogue(A[m, k] @ B[k, n]) on one architecture.
+
+    Attributes:
+        arch: the architecture.
+        m, n, k: extents, in elements.
+        operand: element type of A and of B.
+        out: element type of D.
+        epilogue: the formula.
+        sm_count: multiprocessors of the device; None if it is not known.
+    """
 
     arch: Arch
     m: int
@@ -20,3 +29,4 @@ class Problem:
     operand: DType
     out: DType
     epilogue: EpilogueSpec
+    sm_count: int | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 
-from cutlass_w8a8.arch import Arch, arch_named
+from cutlass_w8a8.arch import Arch, Family, Mainloop, arch_named
 from cutlass_w8a8.config import KernelConfig
 from cutlass_w8a8.dtypes import DType
 from cutlass_w8a8.evt.epilogues import EpilogueSpec
@@ -34,6 +34,20 @@ class KernelSpec:
         if self.operand is DType.INT8:
             config = replace(config, fast_accum=True)
         object.__setattr__(self, "config", config)
+
+    @property
+    def mainloop(self) -> Mainloop:
+        """How the operands are multiplied.
+
+        Raises:
+            UnsupportedError: the arch does not multiply them.
+        """
+        return self.arch.mainloop(self.operand)
+
+    @property
+    def family(self) -> Family:
+        """The family of the main loop."""
+        return self.mainloop.family
 
     @property
     def name(self) -> str:

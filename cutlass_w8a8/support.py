@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from cutlass_w8a8.arch import Arch, Capability, arch_for
+from cutlass_w8a8.arch import Arch, Capability, arch_for, match, spell
 from cutlass_w8a8.config import KernelConfig
 from cutlass_w8a8.dispatch import select, validate
 from cutlass_w8a8.dtypes import OPERAND_DTYPES, OUTPUT_DTYPES
@@ -15,7 +15,7 @@ from cutlass_w8a8.evt.epilogues import Azp, EpilogueSpec
 from cutlass_w8a8.evt.evaluate import TORCH_DTYPES
 from cutlass_w8a8.problem import Problem
 from cutlass_w8a8.request import FROM_TORCH, Request, check
-from cutlass_w8a8.runtime.device import device
+from cutlass_w8a8.runtime.device import arch_of, device
 from cutlass_w8a8.spec import KernelSpec
 
 Tensor = torch.Tensor
@@ -24,10 +24,19 @@ Config = KernelConfig | str | None
 
 @dataclass(frozen=True)
 class Support:
-    """Whether a combination is served; truthy if so. ``reason`` says why not, and is empty otherwise."""
+    """Whether a combination is served; truthy if so.
+
+    Attributes:
+        supported: the answer.
+        reason: why not; empty if it is.
+        arch: the architecture whose kernels serve it; empty if it is not.
+        note: what there is to say of that; empty if those kernels are made for this capability.
+    """
 
     supported: bool
     reason: str = ""
+    arch: str = ""
+    note: str = ""
 
     def __bool__(self) -> bool:
         return self.supported
@@ -39,23 +48,28 @@ def is_supported(
     out_dtype: torch.dtype = torch.bfloat16,
     *,
     azp: str = "none",
+    toolkit: tuple[int, int] | None = None,
 ) -> Support:
-    """Whether kernels exist for a device of ``capability`` (major, minor); needs no GPU.
+    """Whether kernels exist for a device of ``capability`` (major, minor); needs no GPU and no compiler.
 
     Args:
         capability: compute capability, as of ``torch.cuda.get_device_capability()``.
         a_dtype: torch.float8_e4m3fn or torch.int8.
         out_dtype: the result's type.
         azp: ``"none"``, ``"tensor"`` or ``"token"``.
+        toolkit: version (major, minor) of the CUDA toolkit that is to compile them; None if that is no question, as
+            where kernels come from elsewhere.
 
     Raises:
-        ArgumentError: ``capability`` is not a pair of integers.
+        ArgumentError: ``capability`` or ``toolkit`` is not a pair of integers.
     """
-    if not (isinstance(capability, tuple) and len(capability) == 2 and all(isinstance(x, int) for x in capability)):
+    if not _is_version(capability):
         raise ArgumentError(
             f"capability is {capability!r}; pass (major, minor), such as (9, 0), "
             "as torch.cuda.get_device_capability() returns"
         )
+    if toolkit is not None and not _is_version(toolkit):
+        raise ArgumentError(f"toolkit is {toolkit!r}; pass (major, minor), such as (13, 0), or None")
     operand, out_type = FROM_TORCH.get(a_dtype), FROM_TORCH.get(out_dtype)
     if operand not in OPERAND_DTYPES or operand is None:
         names = " and ".join(str(TORCH_DTYPES[dtype]) for dtype in OPERAND_DTYPES)
@@ -64,13 +78,22 @@ def is_supported(
         names = ", ".join(str(TORCH_DTYPES[dtype]) for dtype in OUTPUT_DTYPES)
         return Support(False, f"results of dtype {out_dtype} are not served; {names} are")
     try:
-        arch = arch_for(capability)
-        epilogue = EpilogueSpec.of(azp=Azp(azp))
-        epilogue.tree(operand.accumulator, out_type)
-        select(Problem(arch, 16, 128, 128, operand, out_type, epilogue))
+        found = match(capability)
+        needed = found.arch.toolkit_for(operand)
+        EpilogueSpec.of(azp=Azp(azp)).tree(operand.accumulator, out_type)
     except (UnsupportedError, ValueError) as error:
         return Support(False, str(error))
-    return Support(True)
+    if toolkit is not None and toolkit < needed:
+        return Support(
+            False,
+            f"{operand.value} kernels for {found.arch.name} need CUDA {spell(needed)} or newer to be compiled, not "
+            f"{spell(toolkit)}",
+        )
+    return Support(True, arch=found.arch.name, note=found.note)
+
+
+def _is_version(value: object) -> bool:
+    return isinstance(value, tuple) and len(value) == 2 and all(isinstance(part, int) for part in value)
 
 
 @dataclass(frozen=True)
@@ -110,18 +133,21 @@ def explain(
     if capability is None:
         if not a.is_cuda:
             raise ArgumentError("a is on the CPU; pass capability=(major, minor) to say for which device to explain")
-        capability = device(a.get_device()).capability
+        where = device(a.get_device())
+        return choose(request, arch_of(where), config, where.sm_count)
     return choose(request, arch_for(capability), config)
 
 
-def choose(request: Request, arch: Arch, config: Config) -> Explanation:
+def choose(request: Request, arch: Arch, config: Config, sm_count: int | None = None) -> Explanation:
     """The kernel that serves a checked request on ``arch``: the heuristic's, or the one ``config`` asks for.
+
+    ``sm_count`` is that of the device, None if there is none at hand.
 
     Raises:
         ConfigError: ``config`` is impossible.
         UnsupportedError: no kernel serves it.
     """
-    problem = Problem(arch, request.m, request.n, request.k, request.operand, request.out, request.epilogue)
+    problem = Problem(arch, request.m, request.n, request.k, request.operand, request.out, request.epilogue, sm_count)
     chosen = parse_config(config) or select(problem)
     spec = KernelSpec(arch, request.operand, request.out, request.epilogue, chosen)
     validate(spec, chosen)

@@ -63,7 +63,7 @@ def fit(row: Row, times: Times) -> tuple[Cost, float] | None:
     def residuals(parameters: np.ndarray, weigh: bool = True) -> list[float]:
         cost = Cost(*parameters)
         return [
-            math.log(cost.microseconds(row.config, *extents) / measured) * ((best / measured) ** 2 if weigh else 1)
+            math.log(cost.time(row.config, *extents) / measured) * ((best / measured) ** 2 if weigh else 1)
             for extents, measured, best in points
         ]
 

@@ -33,13 +33,11 @@ require_package()
 from rich.console import Console
 from rich.table import Table
 
-from cutlass_w8a8 import emit, pipeline
+from cutlass_w8a8 import dispatch, emit, pipeline
 from cutlass_w8a8.arch import ARCHS, Arch, arch_named
 from cutlass_w8a8.cache.files import write_synced
 from cutlass_w8a8.cache.location import ROOT_VARIABLE
 from cutlass_w8a8.config import KernelConfig
-from cutlass_w8a8.dispatch import problems
-from cutlass_w8a8.dispatch.select import TABLES
 from cutlass_w8a8.dtypes import OUTPUT_DTYPES, DType
 from cutlass_w8a8.errors import ArgumentError, UnsupportedError, W8A8Error
 from cutlass_w8a8.evt.epilogues import FORMULAS, EpilogueSpec, ScaleA, ScaleB
@@ -106,7 +104,7 @@ def kernels(options: argparse.Namespace) -> list[KernelSpec]:
     """
     specs = read_plan(options.plan) if options.plan else product(options)
     for spec in specs:
-        if reasons := reasons_against(spec):
+        if reasons := dispatch.problems(spec):
             raise ArgumentError(f"kernel {spec.name} is impossible: {'; '.join(reasons)}")
     return list(dict.fromkeys(specs))
 
@@ -165,17 +163,7 @@ def suits(epilogue: EpilogueSpec, operand: DType) -> bool:
 
 
 def table_configs(arch: Arch, operand: DType) -> list[KernelConfig]:
-    if operand not in TABLES[arch.name]:
-        served = " and ".join(TABLES[arch.name])
-        raise UnsupportedError(f"{arch.name} has no {operand.value} kernels; it serves {served}")
-    return list(dict.fromkeys(row.config.compiled for row in TABLES[arch.name][operand]))
-
-
-def reasons_against(spec: KernelSpec) -> list[str]:
-    try:
-        return problems(spec)
-    except UnsupportedError as error:
-        return [str(error)]
+    return list(dict.fromkeys(row.config.compiled for row in dispatch.table(arch, operand)))
 
 
 def write_sources(specs: Iterable[KernelSpec], folder: Path) -> None:

@@ -9,6 +9,7 @@ Without a plan every combination runs with the configuration that dispatch picks
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import subprocess
@@ -19,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-SECTIONS = ("correctness", "sm80", "graph", "compile", "arguments", "encoder", "sanitizer", "host")
+SECTIONS = ("correctness", "portable", "graph", "compile", "arguments", "encoder", "sanitizer", "host")
 
 
 def parse() -> argparse.Namespace:
@@ -35,6 +36,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--quick-sanitizer", action="store_true", help="odd shapes only, to run under a sanitizer")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything found")
     parser.add_argument("--commit", help="recorded in the JSON")
+    parser.add_argument(
+        "--print-portable", action="store_true", help="print the kernels of the portable section as a plan, and end"
+    )
     parser.add_argument("--device", default="cuda", help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.sections = options.sections.split(",")
@@ -72,8 +76,8 @@ def correctness(plan: Plan, options: argparse.Namespace) -> list[Check]:
     return checks + grid.row_invariance(plan, options.device)
 
 
-def sm80(_: Plan, options: argparse.Namespace) -> list[Check]:
-    return family_checks.sm80(options.device)
+def portable(_: Plan, options: argparse.Namespace) -> list[Check]:
+    return family_checks.run(options.device)
 
 
 def graph(plan: Plan, _: argparse.Namespace) -> list[Check]:
@@ -145,7 +149,7 @@ def host(plan: Plan, options: argparse.Namespace) -> list[Check]:
 
 RUNNERS: dict[str, Callable[[Plan, argparse.Namespace], list[Check]]] = {
     "correctness": correctness,
-    "sm80": sm80,
+    "portable": portable,
     "graph": graph,
     "compile": compiled,
     "arguments": arguments,
@@ -182,6 +186,9 @@ def summarise(checks: list[Check], seconds: dict[str, float]) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
+    if options.print_portable:
+        print(json.dumps([spec.to_json() for arch in family_checks.portable() for spec in family_checks.specs(arch)]))
+        return 0
     plan = load_plan(options.plan, not options.no_dispatch) if options.plan else dispatch_plan()
     runners = {"correctness": quick} if options.quick_sanitizer else {s: RUNNERS[s] for s in options.sections}
     checks: list[Check] = []

@@ -22,7 +22,7 @@ from scripts.installed import require_package
 require_package()
 
 from cutlass_w8a8 import emit
-from cutlass_w8a8.arch import arch_named
+from cutlass_w8a8.arch import ARCHS, Family, arch_named, spell
 from cutlass_w8a8.config import KernelConfig
 from cutlass_w8a8.dispatch import validate
 from cutlass_w8a8.dtypes import DType
@@ -32,6 +32,12 @@ from cutlass_w8a8.evt.epilogues import FORMULAS, EpilogueSpec, ScaleA, ScaleB
 from cutlass_w8a8.spec import KernelSpec
 
 GENERATED = ROOT / "generated"
+FAMILIES = {
+    Family.MULTISTAGE: "multistage mma.sync",
+    Family.HOPPER: "TMA, wgmma",
+    Family.BLACKWELL: "TMA, tcgen05",
+    Family.GEFORCE: "TMA, mma.sync",
+}
 # One line for each thing a template does differently.
 KERNELS = (
     "sm90 e4m3 bf16 scaled_token_channel 128x128x128_2x1_pingpong",
@@ -42,9 +48,18 @@ KERNELS = (
     "sm90 e4m3 fp32 scaled_tensor_channel 128x128x128_2x1_pingpong_pdl",
     "sm90 int8 bf16 azp-token-bias_token_channel 128x128x128_2x1_pingpong",
     "sm90 int8 bf16 azp_token_channel 64x64x256_pingpong_swap",
+    "sm75 int8 fp16 scaled_token_channel 128x128x64_w64x64x64_multistage_s2",
     "sm80 int8 bf16 scaled_token_channel 128x128x64_w64x64x64_multistage_s5",
     "sm80 int8 bf16 azp-token-bias_token_channel 128x128x64_w64x64x64_multistage_s5_streamk",
     "sm80 int8 fp32 azp-bias_tensor_channel 16x64x128_w16x64x64_multistage_s5",
+    "sm89 e4m3 bf16 scaled-bias_token_channel 64x128x128_w32x64x128_multistage_s3",
+    "sm89 e4m3 bf16 scaled_token_channel 64x64x64_w32x32x64_multistage_s5_accurate",
+    "sm100 e4m3 bf16 scaled_token_channel 128x32x128_4x1_2sm_swap",
+    "sm100 int8 bf16 azp-token-bias_token_channel 256x128x128_2x1_2sm",
+    "sm100 e4m3 fp16 scaled-bias_token_channel 64x64x128_1sm",
+    "sm103 int8 bf16 azp-token_token_channel 128x128x64_w64x64x64_multistage_s5",
+    "sm120 e4m3 bf16 scaled_token_channel 16x64x128_pingpong",
+    "sm120 e4m3 bf16 scaled-bias_token_channel 128x128x128_cooperative",
 )
 
 
@@ -72,9 +87,28 @@ def epilogues() -> str:
     return "".join(parts)
 
 
+def support() -> str:
+    """The support matrix as a Markdown table; the README holds the same lines."""
+    lines = [
+        "| compute capability | name | GPUs | fp8 (e4m3) | int8 | shared memory | CUDA to compile |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for arch in ARCHS.values():
+        cells = {DType.E4M3: "no: no fp8 tensor cores", DType.INT8: ""}
+        cells |= {loop.operand: f"{FAMILIES[loop.family]} ({loop.sass})" for loop in arch.mainloops}
+        oldest = {operand: spell(arch.toolkit_for(operand)) for operand in arch.operands}
+        alike = len(set(oldest.values())) == 1
+        each = [version if alike else f"{operand.value} {version}" for operand, version in oldest.items()]
+        lines.append(
+            f"| {spell(arch.capability)} | {arch.name} | {arch.devices} | {cells[DType.E4M3]} | {cells[DType.INT8]} | "
+            f"{arch.smem_bytes // 1024} KB | {', '.join(dict.fromkeys(each))} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
 def expected() -> dict[str, str]:
     """Every file under generated/ and its text."""
-    files = {"epilogues.md": epilogues()}
+    files = {"epilogues.md": epilogues(), "support.md": support()}
     for spec in map(kernel, KERNELS):
         rendered = emit.render(spec)
         files[f"{spec.arch.name}/{spec.name}.cu"] = rendered["kernel.cu"]

@@ -1,31 +1,84 @@
-"""The 2.x family on a newer device: its kernels embed PTX, which the driver compiles for the device at hand."""
+"""Portable kernels on a newer device: they embed PTX, which the driver compiles for the device at hand."""
 
 from __future__ import annotations
 
-from unittest import mock
+import itertools
 
-from cutlass_w8a8 import ops
-from cutlass_w8a8.arch import SM80
+import cutlass_w8a8
+from cutlass_w8a8.arch import ARCHS, Arch
+from cutlass_w8a8.config import KernelConfig
+from cutlass_w8a8.dispatch import table
+from cutlass_w8a8.dtypes import DType
+from cutlass_w8a8.evt.epilogues import EpilogueSpec
+from cutlass_w8a8.spec import KernelSpec
 from tests import cases, grid
 from tests.cases import Combination
 from tests.harness import Check, Plan
 
-SM80_PLAN: Plan = {
-    Combination("int8", "bf16"): ["16x64x128_w16x64x64_multistage_s5", "128x128x64_w64x64x64_multistage_s5"],
-    Combination("int8", "fp16", "token", True, "token", "tensor"): ["64x128x128_w64x64x64_multistage_s5"],
-    Combination("int8", "fp32", "tensor", True, "tensor", "channel"): ["32x64x128_w32x64x64_multistage_s5"],
-    Combination("int8", "bf16", "token", True): [
-        "64x64x128_w32x64x64_multistage_s4_streamk",
-        "64x64x128_w32x64x64_multistage_s4_streamk_split0",
-        "64x64x128_w32x64x64_multistage_s4_streamk_split3",
-    ],
-}
+# Beside those of the tables: tiles of slices along k, stream-K whole and divided, and accurate sums.
+_ONE_STAGE_PAIR = ("64x64x64_w32x64x64_multistage_s2", "64x128x128_w64x64x128_multistage_s2_streamk_split0")
+_DEEP = (
+    "16x64x128_w16x64x64_multistage_s5",
+    "64x64x128_w32x64x64_multistage_s4_streamk",
+    "64x64x128_w32x64x64_multistage_s4_streamk_split0",
+    "64x64x128_w32x64x64_multistage_s4_streamk_split3",
+)
+_FP8 = (
+    "128x128x64_w64x64x64_multistage_s4_streamk",
+    "128x128x64_w64x64x64_multistage_s4_streamk_split2",
+    "64x64x64_w32x32x64_multistage_s5_accurate",
+    "128x64x64_w64x32x64_multistage_s4_accurate",
+)
+# All of their text is that of sm80's kernels but the name of the target, so a few combinations suffice.
+_LIKE_SM80 = ("sm86", "sm87")
 
 
-def sm80(device: str) -> list[Check]:
-    """sm80 kernels through the public calls, over the whole grid, bit for bit."""
-    with mock.patch.object(ops, "arch_for", return_value=SM80), mock.patch.dict(ops._prepared, clear=True):
-        checks = grid.Grid(SM80_PLAN, device, with_model=False, aligned=True).run(cases.shapes())
-    for check in checks:
-        check.name, check.section = f"sm80 {check.name}", "sm80"
+def portable() -> tuple[Arch, ...]:
+    """The architectures whose kernels newer devices run."""
+    return tuple(arch for arch in ARCHS.values() if arch.portable)
+
+
+def _combinations(arch: Arch, operand: DType) -> list[Combination]:
+    """bf16 results in every granularity, the others in the finest; all of them for fp8."""
+    every = [c for c in cases.combinations() if c.operand == operand.value]
+    finest = [c for c in every if (c.scale_a, c.scale_b) == ("token", "channel")]
+    if arch.name in _LIKE_SM80:
+        return finest[::2]
+    return every if operand is DType.E4M3 else [c for c in every if c.out == "bf16" or c in finest]
+
+
+def plan(arch: Arch) -> Plan:
+    """What is run for ``arch``: configurations take turns, and one combination of each operand type has all of them."""
+    found: Plan = {}
+    for operand in arch.operands:
+        extra = _FP8 if operand is DType.E4M3 else _ONE_STAGE_PAIR if arch.name == "sm75" else _DEEP
+        configs = [row.config.name for row in table(arch, operand)] + list(extra)
+        chosen = _combinations(arch, operand)
+        found |= {c: [config] for c, config in zip(chosen, itertools.cycle(configs), strict=False)}
+        found[max(chosen, key=lambda c: (c.bias, c.azp == "token", c.out == "bf16"))] = [None, *configs]
+    return found
+
+
+def specs(arch: Arch) -> list[KernelSpec]:
+    """The kernels that `plan` needs."""
+    return list(
+        dict.fromkeys(
+            KernelSpec(arch, DType(c.operand), DType(c.out), EpilogueSpec.parse(c.epilogue), KernelConfig.parse(config))
+            for c, configs in plan(arch).items()
+            for config in configs
+            if config is not None
+        )
+    )
+
+
+def run(device: str) -> list[Check]:
+    """Every portable architecture through the public calls, over the whole grid."""
+    checks: list[Check] = []
+    for arch in portable():
+        with cutlass_w8a8.use_arch(arch.name):
+            found = grid.Grid(plan(arch), device, with_model=False, aligned=True).run(cases.shapes())
+            found += grid.row_invariance({c: [None] for c, configs in plan(arch).items() if None in configs}, device)
+        for check in found:
+            check.name, check.section = f"{arch.name} {check.name}", "portable"
+        checks += found
     return checks

@@ -68,6 +68,10 @@ def bit_class(combination: Combination, config: str | None) -> str:
     """Configurations of one class promise identical bits for identical operands."""
     if combination.operand == "int8":
         return "exact"
+    tokens = (config or "").split("_")
+    if "multistage" in tokens and is_accurate(config):
+        # Partial sums are promoted once a tile along k, at boundaries that depend on it.
+        return "split:" + tokens[0].rpartition("x")[2]
     if is_split(config):
         return "split:" + ",".join(t for t in (config or "").split("_") if t.startswith("split"))
     return "accurate" if is_accurate(config) else "fast"

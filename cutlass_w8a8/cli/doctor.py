@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 
-from cutlass_w8a8.arch import ARCHS, arch_for
+from cutlass_w8a8.arch import ARCHS, match
 from cutlass_w8a8.cache.location import ROOT_VARIABLE, cache_root
 from cutlass_w8a8.errors import W8A8Error
 from cutlass_w8a8.pipeline import JIT_VARIABLE, jit_enabled
@@ -95,13 +95,20 @@ def _nvcc() -> Iterator[Finding]:
     toolkit = find_nvcc()
     version = ".".join(map(str, toolkit.version))
     found = f"{version}, {toolkit.nvcc} (from {toolkit.origin})"
-    try:
-        for arch in ARCHS.values():
-            require(toolkit, arch)
-    except W8A8Error as error:
-        yield _to_compile(Finding("nvcc", found, Verdict.BAD, str(error)))
+    able, reasons = [], []
+    for arch in ARCHS.values():
+        try:
+            for operand in arch.operands:
+                require(toolkit, arch, operand)
+            able.append(arch.name)
+        except W8A8Error as error:
+            reasons.append(str(error))
+    if not able:
+        yield _to_compile(Finding("nvcc", found, Verdict.BAD, reasons[0]))
+    elif reasons:
+        yield Finding("nvcc", f"{found}; compiles {', '.join(able)}", Verdict.NOTE, "for others: " + reasons[-1])
     else:
-        yield Finding("nvcc", found)
+        yield Finding("nvcc", f"{found}; compiles {', '.join(able)}")
 
 
 def _host_compiler() -> Iterator[Finding]:
@@ -161,7 +168,9 @@ def _gpus() -> Iterator[Finding]:
         capability = properties.major, properties.minor
         found = f"{properties.name}, compute capability {properties.major}.{properties.minor}"
         try:
-            yield Finding(f"GPU {index}", f"{found}: {arch_for(capability).name} kernels")
+            arch = match(capability)
+            verdict = Verdict.NOTE if arch.note else Verdict.GOOD
+            yield Finding(f"GPU {index}", f"{found}: {arch.arch.name} kernels", verdict, arch.note)
         except W8A8Error as error:
             yield Finding(f"GPU {index}", found, Verdict.BAD, str(error))
 

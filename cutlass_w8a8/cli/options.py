@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from cutlass_w8a8.arch import ARCHS, Arch, Family
+from cutlass_w8a8.arch import ARCHS
 from cutlass_w8a8.config import CONFIG_FIELDS, KernelConfig, Schedule, Scheduler
-from cutlass_w8a8.dispatch import select, validate
+from cutlass_w8a8.dispatch import schedules, select, validate
 from cutlass_w8a8.dtypes import OPERAND_DTYPES, OUTPUT_DTYPES, DType
 from cutlass_w8a8.errors import ArgumentError, W8A8Error
 from cutlass_w8a8.evt.epilogues import FORMULAS, Azp, EpilogueSpec, ScaleA, ScaleB
@@ -30,7 +30,7 @@ def add_kernel_options(parser: argparse.ArgumentParser) -> None:
         "--a-dtype",
         type=_operand,
         choices=[dtype.value for dtype in OPERAND_DTYPES],
-        help="type of A and B, e4m3 (or fp8) or int8; default: the first that the arch serves (sm90: e4m3, sm80: int8)",
+        help="type of A and B, e4m3 (or fp8) or int8; default: e4m3 where the arch has it, else int8",
     )
     what.add_argument(
         "--out-dtype", choices=[dtype.value for dtype in OUTPUT_DTYPES], default="bf16", help="default: %(default)s"
@@ -62,14 +62,14 @@ def add_kernel_options(parser: argparse.ArgumentParser) -> None:
     base.add_argument(
         "--config", type=_reader(KernelConfig.parse), metavar="NAME", help="such as 128x128x128_2x1_pingpong"
     )
-    base.add_argument("--tile", type=_reader(_extents(3)), metavar="MxNxK", help="block tile; on sm90 with --schedule")
+    base.add_argument("--tile", type=_reader(_extents(3)), metavar="MxNxK", help="block tile; needs --schedule")
     how.add_argument("--cluster", type=_reader(_extents(2)), metavar="MxN", help="thread-block cluster")
     how.add_argument("--schedule", type=Schedule, choices=list(Schedule), metavar="NAME", help=_one_of(Schedule))
-    how.add_argument("--warp", type=_reader(_extents(3)), metavar="MxNxK", help="warp tile (sm80)")
-    how.add_argument("--stages", type=int, metavar="N", help="main loop stages; default on sm90: as many as fit")
+    how.add_argument("--warp", type=_reader(_extents(3)), metavar="MxNxK", help="warp tile (multistage)")
+    how.add_argument("--stages", type=int, metavar="N", help="main loop stages; default: as many as fit")
     how.add_argument("--scheduler", type=Scheduler, choices=list(Scheduler), metavar="NAME", help=_one_of(Scheduler))
     yes_no: dict[str, Any] = {"action": argparse.BooleanOptionalAction, "default": None}
-    how.add_argument("--swap-ab", help="compute the transposed problem (sm90)", **yes_no)
+    how.add_argument("--swap-ab", help="compute the transposed problem (not multistage)", **yes_no)
     how.add_argument("--fast-accum", help="fp8: leave partial sums in the tensor core; --no-: accurate", **yes_no)
     how.add_argument("--pdl", help="programmatic dependent launch (sm90)", **yes_no)
 
@@ -123,18 +123,21 @@ def _shape(options: argparse.Namespace) -> tuple[int, int, int]:
 def _chosen_config(options: argparse.Namespace, problem: Problem) -> KernelConfig:
     base: KernelConfig
     if options.tile is not None:
-        base = KernelConfig(options.tile, options.schedule or _only_schedule(problem.arch))
+        base = KernelConfig(options.tile, options.schedule or _only_schedule(problem))
     else:
         base = options.config or select(problem)
     given = {name: getattr(options, name, None) for name in CONFIG_FIELDS}
     return replace(base, **{name: value for name, value in given.items() if value is not None})
 
 
-def _only_schedule(arch: Arch) -> Schedule:
-    if arch.family is Family.MULTISTAGE_2X:
-        return Schedule.MULTISTAGE
-    served = [schedule.value for schedule in Schedule if schedule is not Schedule.MULTISTAGE]
-    raise ArgumentError(f"--tile on {arch.name} needs --schedule: {' or '.join(served)}")
+def _only_schedule(problem: Problem) -> Schedule:
+    served = schedules(problem.arch.mainloop(problem.operand).family)
+    if len(served) == 1:
+        return served[0]
+    raise ArgumentError(
+        f"--tile for {problem.operand.value} on {problem.arch.name} needs --schedule: "
+        f"{' or '.join(schedule.value for schedule in served)}"
+    )
 
 
 def _operand(text: str) -> str:

@@ -1,6 +1,6 @@
 """Which configuration serves a problem, and which configurations are possible at all."""
 
-from cutlass_w8a8.dispatch.rules import problems, smem_bytes, validate
-from cutlass_w8a8.dispatch.select import select
+from cutlass_w8a8.dispatch.rules import problems, schedules, smem_bytes, validate
+from cutlass_w8a8.dispatch.select import select, table
 
-__all__ = ["problems", "select", "smem_bytes", "validate"]
+__all__ = ["problems", "schedules", "select", "smem_bytes", "table", "validate"]

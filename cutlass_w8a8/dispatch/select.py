@@ -2,31 +2,45 @@
 
 from __future__ import annotations
 
+from cutlass_w8a8.arch import ARCHS, Arch
 from cutlass_w8a8.config import KernelConfig
-from cutlass_w8a8.dispatch import sm80, sm90
-from cutlass_w8a8.dispatch.table import Row
+from cutlass_w8a8.dispatch import blackwell, geforce, hopper, multistage
+from cutlass_w8a8.dispatch.table import Row, Tables
 from cutlass_w8a8.dtypes import DType
 from cutlass_w8a8.errors import UnsupportedError
 from cutlass_w8a8.problem import Problem
 
-TABLES: dict[str, dict[DType, tuple[Row, ...]]] = {"sm80": sm80.TABLES, "sm90": sm90.TABLES}
+TABLES: Tables = {
+    name: {
+        operand: table[name][operand]
+        for table in (hopper.TABLES, blackwell.TABLES, geforce.TABLES, multistage.TABLES)
+        for operand in table.get(name, {})
+    }
+    for name in ARCHS
+}
+
+
+def table(arch: Arch, operand: DType) -> tuple[Row, ...]:
+    """The rows of ``arch`` for ``operand``.
+
+    Raises:
+        UnsupportedError: the arch does not multiply this type.
+    """
+    arch.mainloop(operand)
+    return TABLES[arch.name][operand]
 
 
 def select(problem: Problem) -> KernelConfig:
     """The configuration of the row that fits ``problem`` and is expected to take least.
 
     Raises:
-        UnsupportedError: the arch has no table for this operand type, or no row fits.
+        UnsupportedError: the arch does not multiply the operand type, or no row fits.
     """
-    tables = TABLES[problem.arch.name]
-    if problem.operand not in tables:
-        served = ", ".join(dtype.value for dtype in tables)
-        raise UnsupportedError(f"{problem.arch.name} has no {problem.operand.value} kernels; it serves {served}")
     extents = problem.m, problem.n, problem.k
-    fitting = [row for row in tables[problem.operand] if row.fits(*extents)]
+    fitting = [row for row in table(problem.arch, problem.operand) if row.fits(*extents)]
     if not fitting:
         raise UnsupportedError(
             f"no {problem.arch.name} {problem.operand.value} configuration fits "
             f"{'x'.join(map(str, extents))}; pass config= to choose one"
         )
-    return min(fitting, key=lambda row: row.time(*extents)).config
+    return min(fitting, key=lambda row: row.time(*extents, problem.sm_count)).config

@@ -13,10 +13,15 @@ from cutlass_w8a8.arch import Family
 from cutlass_w8a8.spec import KernelSpec
 
 _PACKAGE = Path(__file__).resolve().parent.parent
-_TEMPLATES = {Family.MULTISTAGE_2X: "kernel_2x.cu.j2", Family.TMA_WARP_SPECIALIZED_3X: "kernel_3x.cu.j2"}
+_TEMPLATES = {
+    Family.MULTISTAGE: "kernel_2x.cu.j2",
+    Family.HOPPER: "kernel_3x.cu.j2",
+    Family.BLACKWELL: "kernel_3x.cu.j2",
+    Family.GEFORCE: "kernel_3x.cu.j2",
+}
 
 # Python modules that decide what a spec's source says. (The compiler flags are digested by themselves.)
-_SOURCES = ("arch.py", "config.py", "dtypes.py", "spec.py", "evt/*.py", "emit/*.py")
+_SOURCES = ("arch/*.py", "config.py", "dtypes.py", "spec.py", "evt/*.py", "emit/*.py")
 
 
 def template_dir() -> Path:
@@ -45,7 +50,7 @@ def render(spec: KernelSpec) -> dict[str, str]:
         autoescape=False,
     )
     return {
-        "kernel.cu": environment.get_template(_TEMPLATES[spec.arch.family]).render(context),
+        "kernel.cu": environment.get_template(_TEMPLATES[spec.family]).render(context),
         "host_prelude.h": templates()["host_prelude.h"],
         # CUTLASS includes this header everywhere, and a plain C++ compiler cannot parse it.
         "stubs/cutlass/arch/wmma.h": "",

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from cutlass_w8a8.arch import Arch
+from cutlass_w8a8.arch import Arch, spell
+from cutlass_w8a8.dtypes import DType
 from cutlass_w8a8.errors import ToolchainError
 from cutlass_w8a8.toolchain.process import probe
 
@@ -37,6 +38,7 @@ class Nvcc:
         includes: the toolkit's header directories, in search order, for the host half.
         system_includes: those it searches after them.
         origin: where nvcc was found, in words.
+        targets: the targets it compiles for, by its own list (``sm_90``).
     """
 
     nvcc: Path
@@ -45,6 +47,7 @@ class Nvcc:
     includes: tuple[Path, ...]
     system_includes: tuple[Path, ...]
     origin: str
+    targets: frozenset[str]
 
 
 @dataclass(frozen=True)
@@ -92,19 +95,23 @@ def find_cxx() -> tuple[Path, str]:
     return _cxx({name: os.environ.get(name) for name in _ENVIRONMENT})
 
 
-def require(toolkit: Nvcc, arch: Arch) -> None:
-    """Check that ``toolkit`` can compile for ``arch``, before it is run.
+def require(toolkit: Nvcc, arch: Arch, operand: DType) -> None:
+    """Check that ``toolkit`` can compile kernels of ``arch`` for ``operand``, before it is run.
 
     Raises:
-        ToolchainError: it is too old.
+        ToolchainError: it is too old, or its own list of targets lacks this one.
+        UnsupportedError: ``arch`` has no such kernels.
     """
-    if toolkit.version[:2] < arch.min_toolkit:
-        wanted = ".".join(map(str, arch.min_toolkit))
-        found = ".".join(map(str, toolkit.version))
-        raise ToolchainError(
-            f"{toolkit.nvcc} (from {toolkit.origin}) is CUDA {found}; kernels for {arch.name} need CUDA {wanted} or "
-            f"newer. Point {NVCC_VARIABLE} to a newer nvcc, or run: {WHEELS}"
-        )
+    wanted = arch.toolkit_for(operand)
+    # Some releases list "sm_90a" beside "sm_90", others only the latter; each of them compiles for both.
+    listed = not toolkit.targets.isdisjoint({f"sm_{arch.target}", f"sm_{arch.target.rstrip('af')}"})
+    if toolkit.version[:2] >= wanted and listed:
+        return
+    found = f"{toolkit.nvcc} (from {toolkit.origin}) is CUDA {spell(toolkit.version)}"
+    need = f"{operand.value} kernels for {arch.name} (target sm_{arch.target}) need CUDA {spell(wanted)} or newer"
+    if toolkit.version[:2] >= wanted:
+        need = f"by its own list it does not compile for {arch.name} (target sm_{arch.target})"
+    raise ToolchainError(f"{found}; {need}. Point {NVCC_VARIABLE} to another nvcc, or run: {WHEELS}")
 
 
 @functools.cache
@@ -121,14 +128,17 @@ def _nvcc(values: dict[str, str | None]) -> Nvcc:
     match = re.search(r"release (\d+)\.(\d+)(?:, V\d+\.\d+\.(\d+))?", identity)
     if match is None:
         raise ToolchainError(f"{nvcc} (from {origin}) is not nvcc: --version printed {identity.strip()[:500]!r}")
+    version = int(match[1]), int(match[2]), int(match[3] or 0)
     includes, system_includes = _includes(nvcc, origin)
     return Nvcc(
         nvcc=nvcc,
-        version=(int(match[1]), int(match[2]), int(match[3] or 0)),
+        version=version,
         identity=identity,
         includes=includes,
         system_includes=system_includes,
         origin=origin,
+        # Toolkits too old for every arch may lack this option.
+        targets=frozenset(probe([str(nvcc), "--list-gpu-code"]).split()) if version >= (12, 0) else frozenset(),
     )
 
 

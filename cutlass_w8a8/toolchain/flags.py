@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from cutlass_w8a8.arch import Arch
-from cutlass_w8a8.config import KernelConfig
+from cutlass_w8a8.arch import Family
+from cutlass_w8a8.spec import KernelSpec
 
 
 @dataclass(frozen=True)
@@ -28,18 +28,25 @@ class Flags:
         return json.dumps({"device": self.device, "host": self.host, "link": self.link}, sort_keys=True)
 
 
-def flags_for(arch: Arch, config: KernelConfig) -> Flags:
-    """The flags that compile a kernel of ``config`` for ``arch``."""
+# CUTLASS compiles the wait and the trigger of dependent launches only under this macro; the launcher sets the
+# matching launch attribute from the same configuration field. One without the other gives wrong results.
+_DEPENDENT_LAUNCH = {
+    Family.HOPPER: "-DCUTLASS_ENABLE_GDC_FOR_SM90=1",
+    Family.BLACKWELL: "-DCUTLASS_ENABLE_GDC_FOR_SM100=1",
+    Family.GEFORCE: "-DCUTLASS_ENABLE_GDC_FOR_SM100=1",
+}
+
+
+def flags_for(spec: KernelSpec) -> Flags:
+    """The flags that compile ``spec``'s kernel."""
     defines = ["-DNDEBUG"]
-    # CUTLASS compiles the wait and the trigger of dependent launches only under this macro; the launcher sets the
-    # matching launch attribute from the same configuration field. One without the other gives wrong results.
-    if config.pdl and arch.capability == (9, 0):
-        defines.append("-DCUTLASS_ENABLE_GDC_FOR_SM90=1")
+    if spec.config.pdl:
+        defines.append(_DEPENDENT_LAUNCH[spec.family])
     return Flags(
         device=(
             "-fatbin",
             "-gencode",
-            arch.gencode,
+            spec.arch.gencode,
             "-std=c++17",
             "-O3",
             "--expt-relaxed-constexpr",

@@ -69,7 +69,7 @@ def test_rules_estimate_shared_memory(spec: KernelSpec, cache: Path) -> None:
         stages = max(n for n in range(2, 33) if smem_bytes(spec, n) <= spec.arch.smem_bytes)
     estimate = smem_bytes(spec, stages)
     assert abs(estimate - actual) <= 0.02 * actual, (estimate, actual, stages)
-    if spec.arch.family is Family.MULTISTAGE_2X:
+    if spec.family is Family.MULTISTAGE:
         assert estimate == actual
 
 

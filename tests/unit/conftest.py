@@ -14,6 +14,7 @@ NVCC = """\
 #!/bin/sh
 case "$*" in
   --version) echo "nvcc: fake"; echo "Cuda compilation tools, release {version}, V{version}.7";;
+  --list-gpu-code) for n in 75 80 86 87 89 90 100 103 110 120 121; do echo "sm_$n"; done;;
   -dryrun*) echo '#$ INCLUDES="-I{include}"  ' >&2; echo '#$ SYSTEM_INCLUDES="-isystem" "{include}/cccl"  ' >&2;;
   *)
     echo "$PWD $TMPDIR $*" >> {calls}

@@ -134,7 +134,7 @@ def test_pipe_that_closes_early_is_no_error() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("show --arch sm75", "sm75"),
+        ("show --arch sm70", "sm70"),
         ("show --config 128x128x128_pingpang", "pingpang"),
         ("show --tile 128x128", "3 numbers joined by x"),
         ("show --m 0", "positive"),
@@ -159,7 +159,7 @@ def test_wrong_usage_is_status_2(words: str, message: str, capsys: Capture) -> N
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("show --arch sm80 --a-dtype e4m3", "sm80 has no e4m3 kernels; it serves int8"),
+        ("show --arch sm80 --a-dtype e4m3", "sm80 has no e4m3 tensor cores"),
         ("show --azp token", "needs int8 operands"),
         ("show --config 96x128x128_pingpong", "tile m 96 is not 64, 128 or 256"),
         ("show --config 128x128x128_pingpong_split2", "add streamk"),
@@ -170,7 +170,7 @@ def test_wrong_usage_is_status_2(words: str, message: str, capsys: Capture) -> N
         ("show --a-dtype int8 --azp token --k 65808", "--k 65808: int8 products could overflow int32 beyond K=65793"),
         ("show --a-dtype int8 --azp token --k 131056", "beyond K=65793"),
         ("show --epilogue scaled_token_channel --bias --scale-a token", "leave out --scale-a, --bias"),
-        ("build --config 128x128x128_multistage", "multistage does not exist on sm90"),
+        ("build --config 128x128x128_multistage", "multistage does not exist for e4m3 on sm90"),
     ],
 )
 def test_our_errors_are_status_1_without_traceback(words: str, message: str, capsys: Capture) -> None:

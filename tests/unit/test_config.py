@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cutlass_w8a8.arch import ARCHS, SM90, arch_for, arch_named
+from cutlass_w8a8.arch import ARCHS, SM90
 from cutlass_w8a8.config import KernelConfig, Raster, Schedule, Scheduler
 from cutlass_w8a8.dtypes import OUTPUT_DTYPES, DType
 from cutlass_w8a8.errors import ConfigError, UnsupportedError, W8A8Error
@@ -113,17 +113,6 @@ def test_int8_specs_do_not_differ_by_accumulation() -> None:
     assert exact == replace(exact, config=replace(config, fast_accum=True))
     rounded = replace(exact, operand=DType.E4M3, config=config)
     assert rounded != replace(rounded, config=replace(config, fast_accum=True))
-
-
-def test_archs_are_found_by_name_and_capability() -> None:
-    for arch in ARCHS.values():
-        assert arch_named(arch.name) is arch and arch_for(arch.capability) is arch
-    with pytest.raises(UnsupportedError, match="sm80, sm90"):
-        arch_named("sm75")
-    for capability in ((7, 5), (8, 6), (8, 9), (10, 0), (12, 0)):
-        with pytest.raises(UnsupportedError, match=r"8\.0, 9\.0") as caught:
-            arch_for(capability)
-        assert f"{capability[0]}.{capability[1]}" in str(caught.value)
 
 
 def test_errors_are_of_the_package_and_of_python() -> None:

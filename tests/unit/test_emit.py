@@ -15,7 +15,7 @@ import grimp
 import pytest
 
 from cutlass_w8a8 import emit
-from cutlass_w8a8.arch import ARCHS, SM90, Arch
+from cutlass_w8a8.arch import ARCHS, SM90, SM100, SM120, Arch, Family
 from cutlass_w8a8.config import KernelConfig
 from cutlass_w8a8.dispatch.select import TABLES
 from cutlass_w8a8.dtypes import OUTPUT_DTYPES, DType
@@ -117,13 +117,26 @@ def test_text_says_what_the_spec_says(arch: Arch) -> None:
             for index, load in enumerate(tree.loads):
                 declaration = f"{load.name} = static_cast<{load.element.cpp} const*>(call.operand[{index}]);"
                 assert declaration in text
-            separator = ", cute::_" if arch is SM90 else ", "
+            separator = ", " if spec.family is Family.MULTISTAGE else ", cute::_"
             assert separator.join(map(str, spec.config.tile)) in text
 
 
-def kernel(config: str, operand: DType = DType.E4M3) -> str:
-    spec = KernelSpec(SM90, operand, DType.BF16, EpilogueSpec.of(), KernelConfig.parse(config))
+def kernel(config: str, operand: DType = DType.E4M3, arch: Arch = SM90) -> str:
+    spec = KernelSpec(arch, operand, DType.BF16, EpilogueSpec.of(), KernelConfig.parse(config))
     return emit.render(spec)["kernel.cu"]
+
+
+def test_two_blocks_share_a_tile_and_each_stores_half() -> None:
+    one, two = (kernel(config, arch=SM100) for config in ("128x64x128_1sm", "256x64x128_2x1_2sm"))
+    assert "KernelTmaWarpSpecialized1SmSm100;" in one and "TmaWarpSpecialized1Sm;" in one
+    assert "KernelTmaWarpSpecialized2SmSm100;" in two and "TmaWarpSpecialized2Sm;" in two
+    assert "cute::Shape<cute::_256, cute::_64, cute::_128>;" in two
+    assert "cute::Shape<cute::_128, cute::_64, cute::_128>;  // of one block" in two and "of one block" not in one
+
+
+def test_small_tiles_have_an_epilogue_tile_of_their_own() -> None:
+    assert "EpilogueTile = cute::Shape<cute::_16, cute::_32>;" in kernel("16x64x128_pingpong", arch=SM120)
+    assert "EpilogueTile = cutlass::epilogue::collective::EpilogueTileAuto;" in kernel("64x64x128_pingpong", arch=SM120)
 
 
 def test_choices_reach_the_text() -> None:

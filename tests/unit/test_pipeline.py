@@ -108,14 +108,14 @@ def test_epilogue_choices_change_the_key(tools: Any) -> None:
 )
 def test_everything_else_changes_the_key(tools: Any, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     before = kernel_key(SPEC)
-    flags = pipeline.flags_for(SPEC.arch, SPEC.config)
+    flags = pipeline.flags_for(SPEC)
     if name == "headers":
         tools.write_headers("edited")
         headers._read.cache_clear()
     elif name.startswith("flags"):
         half = name.split()[1]
         changed: Flags = replace(flags, **{half: (*getattr(flags, half), "-g")})
-        monkeypatch.setattr(pipeline, "flags_for", lambda arch, config: changed)
+        monkeypatch.setattr(pipeline, "flags_for", lambda spec: changed)
     else:
         target = {
             "schema": (pipeline, "SCHEMA"),

@@ -64,7 +64,7 @@ def test_plan_is_read_back_and_launch_choices_do_not_multiply(capsys: Capture, t
     ("words", "message"),
     [
         ("--arch sm90 --a-dtype e4m3 --epilogue azp_token_channel", "needs int8 operands"),
-        ("--arch sm80 --a-dtype e4m3", "sm80 has no e4m3 kernels; it serves int8"),
+        ("--arch sm80 --a-dtype e4m3", "sm80 has no e4m3 tensor cores"),
         ("--arch sm90 --config 96x128x128_pingpong", "tile m 96"),
         ("--arch sm90 --config nonsense", "'nonsense'"),
         ("--epilogue scaled", "<formula>_<scale_a>_<scale_b>"),
@@ -90,7 +90,7 @@ def test_bad_plans_are_refused(text: str, capsys: Capture, tmp_path: Path) -> No
     assert f"plan {path} cannot be read" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", ["", "--out x --jobs 0", "--plan p.json --arch sm90 --out x", "--arch sm75 --out x"])
+@pytest.mark.parametrize("words", ["", "--out x --jobs 0", "--plan p.json --arch sm90 --out x", "--arch sm70 --out x"])
 def test_wrong_usage_is_status_2(words: str, capsys: Capture) -> None:
     with pytest.raises(SystemExit) as caught:
         pregenerate.main(words.split())

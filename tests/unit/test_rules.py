@@ -10,9 +10,10 @@ from collections.abc import Callable
 
 import pytest
 
-from cutlass_w8a8.arch import ARCHS, SM80, SM90, Arch
+from cutlass_w8a8.arch import ARCHS, SM75, SM80, SM89, SM90, SM100, SM103, SM110, SM120, SM121, Arch
 from cutlass_w8a8.config import KernelConfig
 from cutlass_w8a8.dispatch import problems, rules, smem_bytes, validate
+from cutlass_w8a8.dispatch.rules import blackwell, common, geforce, hopper, multistage
 from cutlass_w8a8.dispatch.select import TABLES
 from cutlass_w8a8.dispatch.table import Row
 from cutlass_w8a8.dtypes import OUTPUT_DTYPES, DType
@@ -26,45 +27,59 @@ def spec(arch: Arch, config: str, operand: DType = DType.INT8, out: DType = DTyp
 
 
 # Rule, arch, operand, configuration, the reason's beginning: one line for each reason a rule can give.
+INT8, E4M3 = DType.INT8, DType.E4M3
 IMPOSSIBLE = [
+    (rules._schedule, SM80, INT8, "128x128x64_w64x64x64_pingpong_s4", "schedule pingpong does not exist for int8 on"),
+    (rules._shared_memory, SM90, E4M3, "128x128x128_pingpong_s8", "8 stages of tile 128x128x128 need"),
+    (common.stages, SM90, INT8, "64x16x64_pingpong_s33", "stages 33 is outside 2 to 32"),
+    (common.options_3x, SM90, INT8, "128x128x128_w64x64x64_pingpong", "a warp tile is a choice of multistage"),
+    (multistage.options, SM80, INT8, "128x128x64_w64x64x64_multistage_s4_swap", "swap is impossible"),
+    (multistage.options, SM80, INT8, "128x128x64_2x1_w64x64x64_multistage_s4", "cluster 2x1: multistage kernels have"),
     (
-        rules._operands,
+        multistage.options,
         SM80,
-        DType.E4M3,
-        "128x128x64_w64x64x64_multistage_s4",
-        "operand type e4m3 has no kernels on sm80",
+        INT8,
+        "128x128x64_w64x64x64_multistage_s4_pdl",
+        "multistage kernels have no programmatic",
     ),
-    (rules._schedule, SM80, DType.INT8, "128x128x64_w64x64x64_pingpong_s4", "schedule pingpong does not exist on sm80"),
-    (rules._stages, SM90, DType.INT8, "64x16x64_pingpong_s33", "stages 33 is outside 2 to 32"),
-    (rules._shared_memory, SM90, DType.E4M3, "128x128x128_pingpong_s8", "8 stages of tile 128x128x128 need"),
-    (rules._options_2x, SM80, DType.INT8, "128x128x64_w64x64x64_multistage_s4_swap", "swap is impossible"),
-    (rules._options_2x, SM80, DType.INT8, "128x128x64_2x1_w64x64x64_multistage_s4", "cluster 2x1: clusters begin with"),
-    (rules._options_2x, SM80, DType.INT8, "128x128x64_w64x64x64_multistage_s4_pdl", "programmatic dependent launch"),
-    (rules._options_2x, SM80, DType.INT8, "128x128x64_w64x64x64_multistage", "a multistage kernel needs a number"),
-    (rules._tile_2x, SM80, DType.INT8, "128x128x64_multistage_s4", "a multistage kernel needs a warp tile"),
-    (rules._tile_2x, SM80, DType.INT8, "96x128x64_w64x64x64_multistage_s4", "tile m 96 is not a multiple of the warp"),
-    (rules._tile_2x, SM80, DType.INT8, "128x80x64_w64x80x64_multistage_s4", "warp tile n 80 is not a multiple of 32"),
-    (rules._tile_2x, SM80, DType.INT8, "256x256x64_w32x32x64_multistage_s2", "tile (256, 256, 64) in warp tiles"),
-    (rules._tile_2x, SM80, DType.INT8, "128x128x256_w64x64x64_multistage_s2", "tile k 256 is not 64 or 128"),
-    (rules._tile_2x, SM80, DType.INT8, "16x256x64_w16x32x64_multistage_s4", "tile m 16 with k 64 has too little for"),
-    (rules._tile_2x, SM80, DType.INT8, "128x128x64_w128x64x64_multistage_s3", "warp tile 128x64 needs 256 accumulator"),
-    (rules._options_3x, SM90, DType.INT8, "128x128x128_w64x64x64_pingpong", "a warp tile is a choice of multistage"),
-    (
-        rules._options_3x,
-        SM90,
-        DType.INT8,
-        "128x128x128_pingpong_streamk",
-        "the stream-K scheduler needs the cooperative",
-    ),
-    (rules._options_3x, SM90, DType.INT8, "128x128x128_cooperative_streamk_pdl", "CUTLASS's sm90 stream-K scheduler"),
-    (rules._accurate_3x, SM90, DType.E4M3, "64x32x256_ws_swap_accurate", "accurate accumulation promotes"),
-    (rules._tile_3x, SM90, DType.INT8, "96x128x128_pingpong", "tile m 96 is not 64, 128 or 256"),
-    (rules._tile_3x, SM90, DType.INT8, "64x24x128_pingpong", "tile n 24 is not a multiple of 16"),
-    (rules._tile_3x, SM90, DType.INT8, "64x32x96_pingpong", "tile k 96 is not 64, 128 or 256"),
-    (rules._warp_groups, SM90, DType.INT8, "64x128x128_cooperative", "a cooperative kernel splits tile m over two"),
-    (rules._warp_groups, SM90, DType.INT8, "128x256x64_pingpong", "tile 128x256 needs 256 accumulator registers"),
-    (rules._cluster_3x, SM90, DType.INT8, "128x128x128_3x1_pingpong", "cluster 3x1 is not a product of 1, 2, 4, 8"),
-    (rules._cluster_3x, SM90, DType.INT8, "64x16x128_4x1_pingpong", "tile n 16 cannot be shared by 4 blocks"),
+    (multistage.options, SM80, INT8, "128x128x64_w64x64x64_multistage", "a multistage kernel needs a number"),
+    (multistage.copies, SM75, INT8, "128x128x64_w64x64x64_multistage_s3", "stages 3: sm75 has no asynchronous copies"),
+    (multistage.tile, SM80, INT8, "128x128x64_multistage_s4", "a multistage kernel needs a warp tile"),
+    (multistage.tile, SM80, INT8, "96x128x64_w64x64x64_multistage_s4", "tile m 96 is not a multiple of the warp"),
+    (multistage.tile, SM80, INT8, "128x80x64_w64x80x64_multistage_s4", "warp tile n 80 is not a multiple of 32"),
+    (multistage.tile, SM80, INT8, "256x256x64_w32x32x64_multistage_s2", "tile (256, 256, 64) in warp tiles"),
+    (multistage.tile, SM80, INT8, "128x128x256_w64x64x64_multistage_s2", "tile k 256 is not 64 or 128"),
+    (multistage.tile, SM80, INT8, "16x256x64_w16x32x64_multistage_s4", "tile m 16 with k 64 has too little to copy"),
+    (multistage.tile, SM89, E4M3, "64x64x64_w64x64x64_multistage_s3_accurate", "warp tile 64x64 needs 256 accumulator"),
+    (multistage.slices, SM89, E4M3, "64x64x128_w32x64x64_multistage_s4", "warp tile k 64 slices tile k 128"),
+    (hopper.scheduler, SM90, INT8, "128x128x128_pingpong_streamk", "the stream-K scheduler needs the cooperative"),
+    (hopper.scheduler, SM90, INT8, "128x128x128_cooperative_streamk_pdl", "CUTLASS's sm90 stream-K scheduler"),
+    (hopper.accurate, SM90, E4M3, "64x32x256_ws_swap_accurate", "accurate accumulation promotes"),
+    (hopper.tile, SM90, INT8, "96x128x128_pingpong", "tile m 96 is not 64, 128 or 256"),
+    (hopper.tile, SM90, INT8, "64x24x128_pingpong", "tile n 24 is not a multiple of 16"),
+    (hopper.tile, SM90, INT8, "64x32x96_pingpong", "tile k 96 is not 64, 128 or 256"),
+    (hopper.warp_groups, SM90, INT8, "64x128x128_cooperative", "a cooperative kernel splits tile m over two"),
+    (hopper.warp_groups, SM90, INT8, "128x256x64_pingpong", "tile 128x256 needs 256 accumulator registers"),
+    (hopper.cluster, SM90, INT8, "128x128x128_3x1_pingpong", "cluster 3x1 is not a product of 1, 2, 4, 8"),
+    (hopper.cluster, SM90, INT8, "64x16x128_4x1_pingpong", "tile n 16 cannot be shared by 4 blocks"),
+    (blackwell.options, SM100, E4M3, "128x128x128_1sm_streamk", "the stream-K scheduler is not offered"),
+    (blackwell.options, SM100, E4M3, "128x128x128_1sm_accurate", "accurate: tensor memory accumulates in one way"),
+    (blackwell.options, SM100, E4M3, "128x128x128_1sm_pdl", "programmatic dependent launch is offered on sm90 only"),
+    (blackwell.tile, SM100, E4M3, "256x128x128_1sm", "tile m 256 is not 64 or 128, as 1sm needs"),
+    (blackwell.tile, SM100, INT8, "256x48x128_2x1_2sm", "tile n 48 is not a multiple of 32 from 32 to 256"),
+    (blackwell.tile, SM110, E4M3, "64x96x128_1sm", "tile n 96 is not made of parts 64 wide"),
+    (blackwell.tile, SM110, E4M3, "128x128x96_1sm", "tile k 96 is not 64, 128 or 256"),
+    (blackwell.cluster, SM100, E4M3, "128x128x128_16x1_1sm", "cluster 16x1 is not a product of 1, 2, 4, 8"),
+    (blackwell.cluster, SM100, E4M3, "256x128x128_1x2_2sm", "cluster 1x2: 2sm tiles take two blocks along m"),
+    (blackwell.cluster, SM100, E4M3, "128x32x128_8x1_2sm", "tile n: 16 rows cannot be shared by 4 blocks"),
+    (geforce.options, SM120, E4M3, "128x128x128_2x1_cooperative", "cluster 2x1: this chip has no multicast"),
+    (geforce.options, SM120, E4M3, "128x128x128_cooperative_streamk", "the stream-K scheduler does not exist"),
+    (geforce.options, SM121, E4M3, "128x128x128_cooperative_accurate", "accurate: this main loop accumulates in one"),
+    (geforce.options, SM120, E4M3, "128x128x128_cooperative_pdl", "programmatic dependent launch is offered on sm90"),
+    (geforce.tile, SM120, E4M3, "48x128x128_pingpong", "tile m 48 is not 16 or 32 or 64 or 128 or 256"),
+    (geforce.tile, SM120, E4M3, "64x16x128_pingpong", "tile n 16 is not a multiple of 32"),
+    (geforce.tile, SM120, E4M3, "64x64x32_pingpong", "tile k 32 is not 64, 128 or 256"),
+    (geforce.tile, SM120, E4M3, "128x256x64_pingpong", "tile 128x256 needs 256 accumulator registers"),
 ]
 LAUNCH = [
     (SM90, "128x128x128_cooperative_streamk_swizzle3", "swizzle 3 is not 1, 2, 4 or 8"),
@@ -75,7 +90,7 @@ LAUNCH = [
 
 
 @pytest.mark.parametrize(("rule", "arch", "operand", "config", "reason"), IMPOSSIBLE, ids=[x[4] for x in IMPOSSIBLE])
-def test_rule_gives_its_reason(rule: rules.Rule, arch: Arch, operand: DType, config: str, reason: str) -> None:
+def test_rule_gives_its_reason(rule: common.Rule, arch: Arch, operand: DType, config: str, reason: str) -> None:
     impossible = spec(arch, config, operand)
     assert [found for found in rule(impossible) if found.startswith(reason)]
     with pytest.raises(ConfigError) as caught:
@@ -94,7 +109,7 @@ def test_launch_choices_are_checked_though_the_spec_drops_them(arch: Arch, confi
 
 
 def test_every_reason_is_met() -> None:
-    every = {rule for family in rules._RULES.values() for rule in family}
+    every = {rule for family in rules._RULES.values() for rule in family} | {rules._schedule, rules._shared_memory}
     met = Counter(line[0] for line in IMPOSSIBLE)
     assert met == {rule: reasons(rule) for rule in every}
     assert len(LAUNCH) == reasons(rules._launch_choices)
@@ -139,6 +154,53 @@ def test_zero_point_with_fp8_is_refused() -> None:
     kernel = KernelSpec(SM90, DType.E4M3, DType.BF16, epilogue, KernelConfig.parse("128x128x128_pingpong"))
     with pytest.raises(UnsupportedError, match="int8"):
         validate(kernel)
+    (reason,) = problems(kernel)
+    assert "int8" in reason
+
+
+def test_operand_type_without_tensor_cores_is_refused() -> None:
+    kernel = spec(SM80, "128x128x64_w64x64x64_multistage_s4", E4M3)
+    with pytest.raises(
+        UnsupportedError, match=r"sm80 has no e4m3 tensor cores, which begin with .* 8\.9; quantise to int8"
+    ):
+        validate(kernel)
+    assert len(problems(kernel)) == 1
+
+
+def test_integers_have_no_accurate_form_to_refuse() -> None:
+    assert problems(spec(SM100, "128x128x128_1sm_accurate")) == []
+
+
+# Shared memory as the kernels' own types count it: sizeof(SharedStorage) of host halves compiled from these.
+SMEM = [
+    (SM100, E4M3, DType.BF16, "scaled_token_channel", "128x32x128_4x1_2sm_swap", 22, 231424),
+    (SM100, E4M3, DType.FP32, "scaled-bias_token_channel", "128x32x128_4x1_2sm_swap", 21, 224768),
+    (SM100, E4M3, DType.FP32, "scaled-bias_token_channel", "128x64x256_4x1_2sm_swap", 8, 214016),
+    (SM100, E4M3, DType.BF16, "scaled_token_channel", "64x64x128_1sm", 13, 223232),
+    (SM100, E4M3, DType.FP32, "scaled-bias_token_channel", "128x128x128_2x1_2sm", 12, 231424),
+    (SM100, INT8, DType.FP32, "azp-token-bias_token_channel", "128x128x128_2x1_2sm", 11, 216064),
+    (SM100, INT8, DType.FP32, "azp-token-bias_token_channel", "256x128x128_2x2_2sm", 7, 207872),
+    (SM100, INT8, DType.FP32, "azp-token-bias_token_channel", "64x192x128_1sm_s3", 3, 135168),
+    (SM100, E4M3, DType.BF16, "scaled-bias_token_channel", "256x224x128_2x2_2sm_swap", 6, 202752),
+    (SM100, E4M3, DType.FP16, "scaled_token_channel", "128x192x128_4x2_2sm", 10, 222720),
+    (SM120, E4M3, DType.BF16, "scaled_token_channel", "16x64x128_pingpong", 9, 96256),
+    (SM120, E4M3, DType.FP32, "scaled-bias_token_channel", "64x64x128_pingpong", 5, 100352),
+    (SM120, E4M3, DType.FP32, "scaled-bias_token_channel", "128x32x128_cooperative_swap", 4, 100352),
+    (SM120, E4M3, DType.FP32, "scaled-bias_token_channel", "128x128x128_cooperative", 2, 83968),
+    (SM103, INT8, DType.BF16, "azp-token-bias_token_channel", "128x128x64_w64x64x64_multistage_s5", 5, 81920),
+]
+
+
+@pytest.mark.parametrize(
+    ("arch", "operand", "out", "epilogue", "config", "stages", "expected"),
+    SMEM,
+    ids=[f"{line[1].value}-{line[2].value}-{line[4]}" for line in SMEM],
+)
+def test_shared_memory_is_what_the_kernels_types_count(
+    arch: Arch, operand: DType, out: DType, epilogue: str, config: str, stages: int, expected: int
+) -> None:
+    kernel = KernelSpec(arch, operand, out, EpilogueSpec.parse(epilogue), KernelConfig.parse(config))
+    assert smem_bytes(kernel, stages) == expected
 
 
 ROWS = [

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from cutlass_w8a8.arch import SM80, SM90
+from cutlass_w8a8.arch import ARCHS, SM75, SM90, Arch
+from cutlass_w8a8.dtypes import DType
 from cutlass_w8a8.errors import ToolchainError
 from cutlass_w8a8.toolchain import discover, headers
 from cutlass_w8a8.toolchain.discover import find_toolkit, require
@@ -141,13 +142,49 @@ def test_include_directories_may_look_like_options(fake_tools: Any, tmp_path: Pa
     assert discover._listed(text, "SYSTEM_INCLUDES", "-isystem") == (odd,)
 
 
-@pytest.mark.parametrize("arch", [SM80, SM90], ids=lambda arch: arch.name)
-def test_too_old_toolkit_is_refused(fake_tools: Any, arch: Any) -> None:
+# The oldest toolkit for each arch and type: nvcc's release notes and CUTLASS's own conditions.
+OLDEST = {
+    ("sm75", "int8"): (12, 0),
+    ("sm80", "int8"): (12, 0),
+    ("sm86", "int8"): (12, 0),
+    ("sm87", "int8"): (12, 0),
+    ("sm89", "e4m3"): (12, 4),
+    ("sm89", "int8"): (12, 0),
+    ("sm90", "e4m3"): (12, 0),
+    ("sm90", "int8"): (12, 0),
+    ("sm100", "e4m3"): (12, 8),
+    ("sm100", "int8"): (12, 8),
+    ("sm103", "e4m3"): (12, 9),
+    ("sm103", "int8"): (12, 9),
+    ("sm110", "e4m3"): (13, 0),
+    ("sm110", "int8"): (13, 0),
+    ("sm120", "e4m3"): (12, 8),
+    ("sm120", "int8"): (12, 8),
+    ("sm121", "e4m3"): (12, 9),
+    ("sm121", "int8"): (12, 9),
+}
+PAIRS = [(arch, operand) for arch in ARCHS.values() for operand in arch.operands]
+
+
+@pytest.mark.parametrize(("arch", "operand"), PAIRS, ids=[f"{arch.name}-{operand.value}" for arch, operand in PAIRS])
+def test_too_old_toolkit_is_refused(fake_tools: Any, arch: Arch, operand: DType) -> None:
     toolkit = find_toolkit()
-    require(toolkit, arch)
-    require(replace(toolkit, version=(*arch.min_toolkit, 0)), arch)
-    with pytest.raises(ToolchainError, match=rf"CUDA 11\.8\.89; kernels for {arch.name} need CUDA 12\.0"):
-        require(replace(toolkit, version=(11, 8, 89)), arch)
+    major, minor = OLDEST[arch.name, operand.value]
+    require(replace(toolkit, version=(major, minor, 0)), arch, operand)
+    require(replace(toolkit, version=(major, minor + 1, 0)), arch, operand)
+    older = replace(toolkit, version=(major, minor - 1, 89) if minor else (major - 1, 9, 89))
+    wanted = rf"{operand.value} kernels for {arch.name} \(target sm_{arch.target}\) need CUDA {major}\.{minor} or newer"
+    with pytest.raises(ToolchainError, match=wanted):
+        require(older, arch, operand)
+
+
+def test_toolkits_own_list_decides(fake_tools: Any) -> None:
+    toolkit = find_toolkit()
+    assert "sm_90" in toolkit.targets and "sm_90a" not in toolkit.targets
+    require(replace(toolkit, targets=frozenset({"sm_90a"})), SM90, DType.INT8)
+    dropped = replace(toolkit, targets=toolkit.targets - {"sm_75"})
+    with pytest.raises(ToolchainError, match=r"by its own list it does not compile for sm75 \(target sm_75\)"):
+        require(dropped, SM75, DType.INT8)
 
 
 def test_headers_digest_follows_names_and_contents(fake_tools: Any, tmp_path: Path) -> None:

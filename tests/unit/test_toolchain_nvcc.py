@@ -11,9 +11,12 @@ from typing import Any
 
 import pytest
 
-from cutlass_w8a8.arch import SM80, SM90
+from cutlass_w8a8.arch import SM80, SM90, Arch
 from cutlass_w8a8.config import KernelConfig
+from cutlass_w8a8.dtypes import DType
 from cutlass_w8a8.errors import CompileError, ToolchainError
+from cutlass_w8a8.evt.epilogues import EpilogueSpec
+from cutlass_w8a8.spec import KernelSpec
 from cutlass_w8a8.toolchain import progress
 from cutlass_w8a8.toolchain.discover import find_toolkit
 from cutlass_w8a8.toolchain.flags import flags_for
@@ -23,7 +26,10 @@ from cutlass_w8a8.toolchain.process import Finished
 from cutlass_w8a8.toolchain.resources import Resources, parse_resources
 
 FILES = {"kernel.cu": "// text\n", "host_prelude.h": "", "stubs/cutlass/arch/wmma.h": ""}
-CONFIG = KernelConfig.parse("128x128x128_2x1_pingpong")
+
+
+def spec(arch: Arch = SM90, config: str = "128x128x128_2x1_pingpong") -> KernelSpec:
+    return KernelSpec(arch, DType.INT8, DType.BF16, EpilogueSpec.of(), KernelConfig.parse(config))
 
 
 def compile_with(tmp_path: Path, files: dict[str, str] | None = None) -> CompileResult:
@@ -31,7 +37,7 @@ def compile_with(tmp_path: Path, files: dict[str, str] | None = None) -> Compile
     workdir.mkdir()
     return compile_kernel(
         files or FILES,
-        flags_for(SM90, CONFIG),
+        flags_for(spec()),
         find_toolkit(),
         require_headers(),
         workdir,
@@ -157,8 +163,8 @@ def test_source_files_stay_in_their_directory(fake_tools: Any, tmp_path: Path, n
 
 
 def test_flags() -> None:
-    plain, pdl = flags_for(SM90, CONFIG), flags_for(SM90, KernelConfig.parse("128x128x128_pingpong_pdl"))
-    sm80 = flags_for(SM80, KernelConfig.parse("128x128x64_multistage_pdl"))
+    plain, pdl = flags_for(spec()), flags_for(spec(config="128x128x128_pingpong_pdl"))
+    sm80 = flags_for(spec(SM80, "128x128x64_w64x64x64_multistage_s5"))
     macro = "-DCUTLASS_ENABLE_GDC_FOR_SM90=1"
     # Both halves or neither: the types they share depend on it.
     assert [macro in half for flags in (plain, pdl, sm80) for half in (flags.device, flags.host)] == [

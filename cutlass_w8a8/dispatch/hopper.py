@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cutlass_w8a8.dispatch.table import Cost, Row, row
+from cutlass_w8a8.dispatch.table import Cost, Tables, row
 from cutlass_w8a8.dtypes import DType
 
 # Costs are fitted to times on an H200 (benchmarks/README.md says how): 8 weight shapes, M from 1 to 8192, each
@@ -46,4 +46,4 @@ _INT8 = (
     row("128x256x128_2x1_cooperative", Cost(4.76, 1.11, 1.89, 3.87, 2.39), min_m=257),
 )
 
-TABLES: dict[DType, tuple[Row, ...]] = {DType.E4M3: _FP8, DType.INT8: _INT8}
+TABLES: Tables = {"sm90": {DType.E4M3: _FP8, DType.INT8: _INT8}}

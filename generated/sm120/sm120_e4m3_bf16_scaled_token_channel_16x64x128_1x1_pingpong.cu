@@ -1,0 +1,203 @@
+// sm120_e4m3_bf16_scaled_token_channel_16x64x128_1x1_pingpong
+//
+//   D[m,n] = bf16(scale_a[m] * (scale_b[n] * acc[m,n]))
+//
+// Emitted by cutlass_w8a8 from this specification:
+//   arch        sm120 (arch=compute_120a,code=sm_120a)
+//   operands    A and B e4m3, accumulated in fp32
+//   output      bf16
+//   epilogue    scaled_token_channel
+//   tile        16x64x128
+//   config      16x64x128_1x1_pingpong
+//
+// The epilogue's visitor tree:
+//   store D[m,n] as bf16
+//   └─ *: fp32
+//      ├─ scale_a[m]: fp32
+//      └─ *: fp32
+//         ├─ scale_b[n]: fp32
+//         └─ acc[m,n]: fp32
+//
+// Regenerate this text with:
+//   cutlass-w8a8 show --arch sm120 --a-dtype e4m3 --out-dtype bf16 --epilogue scaled_token_channel --config 16x64x128_1x1_pingpong
+
+#include "cutlass/cutlass.h"
+#include "cutlass/device_kernel.h"
+#include "cutlass/functional.h"
+#include "cutlass/kernel_hardware_info.hpp"
+#include "cutlass/numeric_conversion.h"
+#include "cutlass/numeric_types.h"
+
+#include "cutlass/gemm/collective/collective_builder.hpp"
+#include "cutlass/epilogue/collective/collective_builder.hpp"
+#include "cutlass/gemm/kernel/gemm_universal.hpp"
+
+namespace {
+
+using cute::_0;
+using cute::_1;
+
+// Types. D = epilogue(A @ B); A is row-major, B column-major: both contiguous along k.
+using ElementA = cutlass::float_e4m3_t;
+using ElementB = cutlass::float_e4m3_t;
+using ElementAccumulator = float;
+using ElementCompute = float;
+using StrideD = cute::Stride<int64_t, _1, _0>;  // row-major D
+constexpr int kAlignmentAB = 16 / sizeof(ElementA);
+
+// Tiling and schedule.
+using TileShape = cute::Shape<cute::_16, cute::_64, cute::_128>;
+using ClusterShape = cute::Shape<cute::_1, cute::_1, _1>;
+using KernelSchedule = cutlass::gemm::KernelTmaWarpSpecializedPingpong;
+using EpilogueSchedule = cutlass::epilogue::TmaWarpSpecialized;
+using EpilogueTile = cute::Shape<cute::_16, cute::_32>;
+using TileScheduler = cutlass::gemm::PersistentScheduler;
+
+// Epilogue: the visitor tree, leaves first.
+struct EpilogueDescriptor {
+  using TileShape = ::TileShape;
+};
+
+using Accum = cutlass::epilogue::fusion::Sm90AccFetch;
+
+using ScaleA = cutlass::epilogue::fusion::Sm90ColBroadcast<
+    0 /*Stages*/, typename EpilogueDescriptor::TileShape, float, float,
+    cute::Stride<cute::Int<1>, cute::Int<0>, cute::Int<0>>
+>;
+
+using ScaleB = cutlass::epilogue::fusion::Sm90RowBroadcast<
+    0 /*Stages*/, typename EpilogueDescriptor::TileShape, float, float,
+    cute::Stride<cute::Int<0>, cute::Int<1>, cute::Int<0>>
+>;
+
+using MulScaleB = cutlass::epilogue::fusion::Sm90Compute<
+    cutlass::multiplies, float, float,
+    cutlass::FloatRoundStyle::round_to_nearest
+>;
+
+using EVTMulScaleB = cutlass::epilogue::fusion::Sm90EVT<
+    MulScaleB,
+    ScaleB,
+    Accum>;
+
+using MulScaleA = cutlass::epilogue::fusion::Sm90Compute<
+    cutlass::multiplies, cutlass::bfloat16_t, float,
+    cutlass::FloatRoundStyle::round_to_nearest
+>;
+
+using EVTMulScaleA = cutlass::epilogue::fusion::Sm90EVT<
+    MulScaleA,
+    ScaleA,
+    EVTMulScaleB>;
+
+using ElementD = cutlass::bfloat16_t;
+
+constexpr int kAlignmentD = 16 / sizeof(ElementD);
+
+// No C operand: its shared memory goes to main loop stages.
+using CollectiveEpilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
+    cutlass::arch::Sm120, cutlass::arch::OpClassTensorOp,
+    TileShape, ClusterShape, EpilogueTile,
+    ElementAccumulator, ElementCompute,
+    void, StrideD, kAlignmentD,
+    ElementD, StrideD, kAlignmentD,
+    EpilogueSchedule,
+    EVTMulScaleA>::CollectiveOp;
+
+// Main loop.
+using Stages = cutlass::gemm::collective::StageCountAutoCarveout<
+    static_cast<int>(sizeof(typename CollectiveEpilogue::SharedStorage))>;
+
+using CollectiveMainloop = typename cutlass::gemm::collective::CollectiveBuilder<
+    cutlass::arch::Sm120, cutlass::arch::OpClassTensorOp,
+    ElementA, cutlass::layout::RowMajor, kAlignmentAB,
+    ElementB, cutlass::layout::ColumnMajor, kAlignmentAB,
+    ElementAccumulator,
+    TileShape, ClusterShape,
+    Stages,
+    KernelSchedule>::CollectiveOp;
+
+using GemmKernel = cutlass::gemm::kernel::GemmUniversal<
+    cute::Shape<int, int, int, int>, CollectiveMainloop, CollectiveEpilogue, TileScheduler>;
+
+using Params = typename GemmKernel::Params;
+
+}  // namespace
+
+#if defined(__CUDACC__)
+
+extern "C" __global__ void __launch_bounds__(GemmKernel::MaxThreadsPerBlock, GemmKernel::MinBlocksPerMultiprocessor)
+w8a8_kernel(__grid_constant__ Params const params) {
+  extern __shared__ char shared_memory[];
+  GemmKernel{}(params, shared_memory);
+}
+
+#else  // the host half, for a plain C++ compiler; host_prelude.h declares Call, Info and the driver's functions
+
+namespace {
+
+typename GemmKernel::Arguments arguments(Call const& call) {
+  auto const* scale_a = static_cast<float const*>(call.operand[0]);
+  auto const* scale_b = static_cast<float const*>(call.operand[1]);
+  typename CollectiveEpilogue::FusionCallbacks::Arguments const epilogue =
+      {
+        {scale_a, float(0), {}},  // scale_a[m]
+        {
+          {scale_b, float(0), {}},  // scale_b[n]
+          {},  // accumulator
+          {}
+        },  // mul_scale_b
+        {}
+      };  // mul_scale_a
+
+  auto const* a = static_cast<ElementA const*>(call.a);
+  auto const* b = static_cast<ElementB const*>(call.b);
+  auto* d = static_cast<ElementD*>(call.d);
+
+  cutlass::KernelHardwareInfo hardware;
+  hardware.device_id = 0;  // read only to query what the next line gives
+  hardware.sm_count = call.sm_count;
+
+  typename GemmKernel::TileSchedulerArguments scheduler;
+  if constexpr (!std::is_const_v<decltype(scheduler.max_swizzle_size)>) {
+    scheduler.max_swizzle_size = call.swizzle;
+  }
+  using RasterOrder = decltype(scheduler.raster_order);
+  scheduler.raster_order = call.raster == 1   ? RasterOrder::AlongM
+                           : call.raster == 2 ? RasterOrder::AlongN
+                                              : RasterOrder::Heuristic;
+
+  return {cutlass::gemm::GemmUniversalMode::kGemm,
+          {call.m, call.n, call.k, 1},
+          {a, {call.lda, _1{}, _0{}}, b, {call.ldb, _1{}, _0{}}},
+          {epilogue, nullptr, {call.ldd, _1{}, _0{}}, d, {call.ldd, _1{}, _0{}}},
+          hardware,
+          scheduler};
+}
+
+}  // namespace
+
+extern "C" W8A8_EXPORT Info const w8a8_info = {
+    W8A8_ABI_VERSION,
+    static_cast<int32_t>(GemmKernel::SharedStorageSize),
+    static_cast<int32_t>(GemmKernel::MaxThreadsPerBlock),
+    static_cast<int32_t>(sizeof(Params)),
+    /*operands=*/2};
+
+// Bytes of workspace the call needs, or kCannotImplement when CUTLASS refuses the problem.
+extern "C" W8A8_EXPORT int64_t w8a8_workspace(Call const* call) {
+  auto const args = arguments(*call);
+  if (!GemmKernel::can_implement(args)) return w8a8::kCannotImplement;
+  return static_cast<int64_t>(GemmKernel::get_workspace_size(args));
+}
+
+extern "C" W8A8_EXPORT int w8a8_launch(Call const* call) {
+  auto const args = arguments(*call);
+  Params params = GemmKernel::to_underlying_arguments(args, call->workspace);
+  dim3 const grid = GemmKernel::get_grid_shape(params);
+  dim3 const cluster(1, 1, 1);
+  return w8a8::launch(*call, &params, grid, GemmKernel::MaxThreadsPerBlock, GemmKernel::SharedStorageSize, cluster,
+                      /*pdl=*/false);
+}
+
+#endif
