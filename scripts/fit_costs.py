@@ -34,6 +34,7 @@ from cutlass_w8a8.dispatch.table import Cost, Row
 from cutlass_w8a8.dtypes import DType
 from cutlass_w8a8.evt.epilogues import EpilogueSpec
 from cutlass_w8a8.problem import Problem
+from tests.reference_tables import REFERENCE
 
 OPERANDS = {"fp8": DType.E4M3, "int8": DType.INT8}
 LOWER, UPPER = (0.01, 0.4, 0.0, 0.0, 1.0), (30.0, 1.4, 10.0, 6.0, 5.5)
@@ -48,7 +49,7 @@ def read(path: Path) -> dict[DType, Times]:
     times: dict[DType, Times] = {operand: {} for operand in OPERANDS.values()}
     for entry in json.loads(path.read_text())["points"]:
         point = entry["point"]
-        configs = {name: us for name, us in entry["microseconds"].items() if "x" in name}
+        configs = {KernelConfig.parse(name).name: us for name, us in entry["microseconds"].items() if "x" in name}
         times[OPERANDS[point["dtype"]]][point["m"], point["n"], point["k"]] = configs
     return times
 
@@ -76,36 +77,57 @@ def fit(row: Row, times: Times) -> tuple[Cost, float] | None:
     return Cost(*(round(float(value), 2) for value in best.x)), error
 
 
-def losses(arch: str, operand: DType, times: Times) -> list[tuple[float, Extents, str]]:
+def losses(arch: str, operand: DType, times: Times, sm_count: int) -> list[tuple[float, Extents, str]]:
     """For each point: time of the chosen configuration over that of the best, the extents, and the choice."""
     found = []
     for (m, n, k), configs in times.items():
-        chosen = select(Problem(arch_named(arch), m, n, k, operand, DType.BF16, EpilogueSpec.of()))
+        chosen = select(Problem(arch_named(arch), m, n, k, operand, DType.BF16, EpilogueSpec.of(), sm_count))
         us = configs.get(chosen.name) or configs.get(KernelConfig.parse(chosen.name).compiled.name)
         if us is not None:
             found.append((us / min(configs.values()), (m, n, k), chosen.name))
     return sorted(found, reverse=True)
 
 
+def gains(arch: str, operand: DType, times: Times, sm_count: int) -> list[tuple[float, Extents]]:
+    """For each point: time of the configuration that vLLM would choose over that of ours."""
+    reference = REFERENCE.get((arch, operand.value))
+    found = []
+    for (m, n, k), configs in times.items() if reference else ():
+        ours = select(Problem(arch_named(arch), m, n, k, operand, DType.BF16, EpilogueSpec.of(), sm_count)).name
+        theirs = KernelConfig.parse(reference(m, n, k)).name
+        if ours in configs and theirs in configs:
+            found.append((configs[theirs] / configs[ours], (m, n, k)))
+    return sorted(found)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("times", type=Path, help="JSON of scripts/bench.py --configs")
     parser.add_argument("--arch", default="sm90", choices=sorted(TABLES))
+    parser.add_argument(
+        "--sm-count", type=int, default=132, help="multiprocessors of the GPU measured on; default: 132"
+    )
     options = parser.parse_args()
     for operand, times in read(options.times).items():
         print(f"\n{options.arch} {operand.value}: {len(times)} points")
         for row in TABLES[options.arch].get(operand, ()):
-            fitted = fit(row, times)
+            fitted = fit(row, times) if isinstance(row.cost, Cost) else None
             if fitted:
                 cost, error = fitted
                 numbers = (cost.us_per_1000_k, cost.rest, cost.us_per_wave, cost.fixed_us, cost.tb_per_s)
                 print(f"  {row.config.name:40} Cost{numbers}  rms error {error:.1%}")
-        lost = losses(options.arch, operand, times)
+        lost = losses(options.arch, operand, times, options.sm_count)
         if lost:
             mean = math.exp(np.mean([math.log(ratio) for ratio, _, _ in lost]))
             print(f"  committed table: {mean - 1:.1%} slower than the best measured configuration on average; worst:")
             for ratio, extents, name in lost[:5]:
                 print(f"    {'x'.join(map(str, extents)):18} {ratio:.2f} times the best, with {name}")
+        gained = gains(options.arch, operand, times, options.sm_count)
+        if gained:
+            mean = math.exp(np.mean([math.log(ratio) for ratio, _ in gained]))
+            (low, where_low), (high, where_high) = gained[0], gained[-1]
+            print(f"  vLLM's choice among these kernels over ours: {mean:.3f} on average, {low:.2f} to {high:.2f} "
+                  f"({'x'.join(map(str, where_low))} to {'x'.join(map(str, where_high))})")  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ Verdicts stay on the device until a shape is done, so that the host never waits 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import torch
@@ -26,9 +27,6 @@ class Accumulators:
     errors: dict[str, torch.Tensor]
     models: dict[str, torch.Tensor]
 
-    def kind(self, bit_class_: str) -> str:
-        return "split" if bit_class_.startswith("split") else bit_class_
-
 
 def accumulators(inputs: Inputs, kinds: set[str], with_model: bool) -> Accumulators:
     """The exact accumulator, and for fp8 the error bound and the hardware model of each kind in ``kinds``."""
@@ -36,11 +34,33 @@ def accumulators(inputs: Inputs, kinds: set[str], with_model: bool) -> Accumulat
     errors, models = {}, {}
     if inputs.a.dtype is cases.FP8:
         for kind in kinds:
+            if multistage := re.fullmatch(r"tile(\d+)-(\w+)", kind):
+                a, b = _residue_first(inputs.a, inputs.b, int(multistage[1]))
+                errors[kind] = ref.fp8_error(a, b, split=multistage[2] != "fast")
+                continue
             promotion = ref.PROMOTION if kind == "accurate" else None
             errors[kind] = ref.fp8_error(inputs.a, inputs.b, promotion=promotion, split=kind == "split")
             if with_model and kind != "split":
                 models[kind] = ref.hopper_fp8_accumulate(inputs.a, inputs.b, promotion=promotion)
     return Accumulators(exact, errors, models)
+
+
+def _residue_first(a: torch.Tensor, b: torch.Tensor, tile_k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The operands in the order in which a multistage kernel sums them.
+
+    It takes what K leaves over a multiple of the tile's k first, filled up with zeros to whole instructions.
+    """
+    residue = a.shape[1] % tile_k
+    if not residue % ref.GROUP:
+        return a, b
+    fill = ref.GROUP - residue % ref.GROUP
+    wide_a, wide_b = a.double(), b.double()
+    zeros_a, zeros_b = (
+        wide.new_zeros(shape) for wide, shape in ((wide_a, (a.shape[0], fill)), (wide_b, (fill, b.shape[1])))
+    )
+    filled_a = torch.cat((wide_a[:, :residue], zeros_a, wide_a[:, residue:]), dim=1)
+    filled_b = torch.cat((wide_b[:residue], zeros_b, wide_b[residue:]), dim=0)
+    return filled_a.to(a.dtype), filled_b.to(b.dtype)
 
 
 @dataclass
@@ -111,8 +131,17 @@ class Run:
 class Grid:
     """Runs a plan over shapes; one `Check` per combination and promise."""
 
-    def __init__(self, plan: Plan, device: str, *, with_model: bool = True, aligned: bool = False) -> None:
-        """``aligned``: keep vectors on 16-byte boundaries, as 2.x kernels demand."""
+    def __init__(
+        self, plan: Plan, device: str, *, with_model: bool = True, aligned: bool = False, fp8_class: str = "fast"
+    ) -> None:
+        """Args:
+        plan: what to run.
+        device: where.
+        with_model: compare fp8 with the hardware model too.
+        aligned: keep vectors on 16-byte boundaries, as 2.x kernels demand.
+        fp8_class: the bit class of what dispatch chooses for fp8.
+        """
+        self.fp8_class = fp8_class
         self.plan, self.device, self.with_model = plan, device, with_model
         self.form_step = 2 if aligned else 1
         self.checks: dict[str, Check] = {}
@@ -133,7 +162,11 @@ class Grid:
         layout = cases.LAYOUTS[index % len(cases.LAYOUTS)]
         wide = index % 4 == 3
         inputs = cases.make_inputs(shape, dtype, layout, seed=index, device=self.device, wide=wide)
-        classes = {(c, config): bit_class(c, config) for c, configs in chosen.items() for config in configs}
+        classes = {
+            (c, config): self.fp8_class if config is None and dtype is cases.FP8 else bit_class(c, config)
+            for c, configs in chosen.items()
+            for config in configs
+        }
         acc = accumulators(inputs, {v.partition(":")[0] for v in classes.values()}, self.with_model)
         runs: list[Run] = []
         for number, (combination, configs) in enumerate(chosen.items()):

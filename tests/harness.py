@@ -69,9 +69,10 @@ def bit_class(combination: Combination, config: str | None) -> str:
     if combination.operand == "int8":
         return "exact"
     tokens = (config or "").split("_")
-    if "multistage" in tokens and is_accurate(config):
-        # Partial sums are promoted once a tile along k, at boundaries that depend on it.
-        return "split:" + tokens[0].rpartition("x")[2]
+    if "multistage" in tokens:
+        # These begin with what K leaves over a multiple of the tile's k, and promote once a tile.
+        kind = "promoted" if is_accurate(config) else "".join(t for t in tokens if t.startswith("split")) or "fast"
+        return f"tile{tokens[0].rpartition('x')[2]}-{kind}"
     if is_split(config):
         return "split:" + ",".join(t for t in (config or "").split("_") if t.startswith("split"))
     return "accurate" if is_accurate(config) else "fast"

@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from cutlass_w8a8 import dispatch
 from cutlass_w8a8.arch import ARCHS, Arch
-from cutlass_w8a8.config import KernelConfig, Schedule
+from cutlass_w8a8.dtypes import DType
 from cutlass_w8a8.errors import CompileError
+from cutlass_w8a8.evt.epilogues import EpilogueSpec
+from cutlass_w8a8.spec import KernelSpec
 from cutlass_w8a8.toolchain.discover import find_toolkit
 from cutlass_w8a8.toolchain.flags import flags_for
 from cutlass_w8a8.toolchain.headers import find_headers
@@ -43,7 +46,8 @@ def compile_files(arch: Arch, tmp_path: Path, files: dict[str, str]) -> CompileR
         pytest.skip("the CUTLASS headers are not installed")
     workdir = tmp_path / "work"
     workdir.mkdir()
-    flags = flags_for(arch, KernelConfig((128, 128, 128), Schedule.PINGPONG))
+    config = dispatch.table(arch, DType.INT8)[0].config
+    flags = flags_for(KernelSpec(arch, DType.INT8, DType.BF16, EpilogueSpec.of(), config))
     return compile_kernel(files, flags, find_toolkit(), headers, workdir, keep=tmp_path / "failed")
 
 
@@ -74,12 +78,12 @@ def test_library_holds_both_halves(arch: Arch, tmp_path: Path, monkeypatch: pyte
 
 
 def test_ptx_is_embedded_only_where_a_newer_device_may_run_it(tmp_path: Path) -> None:
-    for arch, name in ((ARCHS["sm80"], b"compute_80"), (ARCHS["sm90"], b"compute_90a")):
+    for arch in ARCHS.values():
         directory = tmp_path / arch.name
         directory.mkdir()
         compile_files(arch, directory, FILES)
         image = (directory / "work" / "kernel.fatbin").read_bytes()
-        assert kinds(image) == ({1, 2} if name == b"compute_80" else {2})
+        assert kinds(image) == ({1, 2} if arch.portable else {2})
 
 
 def kinds(image: bytes) -> set[int]:

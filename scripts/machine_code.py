@@ -1,0 +1,218 @@
+#!/usr/bin/env python3
+"""Look into compiled kernels: the tensor-core instructions of their machine code, registers, spills, shared memory.
+
+    python scripts/machine_code.py --print-plan > shipped.json
+    python scripts/pregenerate.py --plan shipped.json --out DIR
+    python scripts/machine_code.py --cache DIR --json machine-code.json
+
+The plan is every configuration of every table, with the least epilogue and with the most.
+
+Needs cuobjdump (of a CUDA toolkit, or of the nvidia-cuda-cuobjdump wheel), no GPU. Exits 1 if a kernel lacks the
+instruction that its architecture promises for its operands, or uses more shared memory than a block may have.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from scripts.installed import require_package
+
+require_package()
+
+from rich.console import Console
+from rich.table import Table
+
+from cutlass_w8a8.arch import ARCHS
+from cutlass_w8a8.cache.store import Entry, Store
+from cutlass_w8a8.dispatch import table
+from cutlass_w8a8.dtypes import DType
+from cutlass_w8a8.evt.epilogues import EpilogueSpec
+from cutlass_w8a8.runtime.abi import Library
+from cutlass_w8a8.spec import KernelSpec
+from scripts import machine
+
+_MMA = re.compile(r"\b(UTC[A-Z]*MMA|[A-Z]?[A-Z]MMA|[A-Z]GMMA)(?:\.[A-Za-z0-9_]+)*")
+_LOCAL = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ )?(STL|LDL)\b", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What one kernel's binary holds.
+
+    Attributes:
+        name: the kernel's.
+        spec: its specification, as JSON text.
+        instructions: tensor-core instructions of the machine code, and how many of each there are.
+        expected: how they should begin.
+        registers, stack, spill_stores, spill_loads: of a thread, as ptxas reports them; the last three in bytes.
+        in_mainloop: accesses to local memory between the first and the last tensor-core instruction.
+        smem_bytes: shared memory of a block.
+        ptx: whether PTX is embedded.
+        problems: what is wrong; empty if nothing is.
+    """
+
+    name: str
+    spec: str
+    instructions: dict[str, int]
+    expected: str
+    registers: int
+    stack: int
+    spill_stores: int
+    spill_loads: int
+    in_mainloop: int
+    smem_bytes: int
+    ptx: bool
+    problems: list[str]
+
+
+def shipped() -> list[KernelSpec]:
+    """Every configuration of the tables, with the smallest epilogue and the largest."""
+    found = []
+    for arch in ARCHS.values():
+        for operand in arch.operands:
+            most = "azp-token-bias_token_channel" if operand is DType.INT8 else "scaled-bias_token_channel"
+            for row in table(arch, operand):
+                for epilogue, out in (("scaled_tensor_tensor", DType.BF16), (most, DType.FP32)):
+                    found.append(KernelSpec(arch, operand, out, EpilogueSpec.parse(epilogue), row.config))
+    return list(dict.fromkeys(found))
+
+
+def find_cuobjdump() -> str | None:
+    """cuobjdump on PATH, of the default toolkit, or of the wheel; None if there is none."""
+    spec = importlib.util.find_spec("nvidia")
+    wheels = [f"{location}/cu13/bin" for location in (spec.submodule_search_locations or ())] if spec else []
+    for path in (None, "/usr/local/cuda/bin", *wheels):
+        if found := shutil.which("cuobjdump", path=path):
+            return found
+    return None
+
+
+def disassemble(cuobjdump: str, image: bytes) -> tuple[str, bool]:
+    """The machine code of a fat binary as text, and whether PTX is embedded."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.fatbin"
+        path.write_bytes(image)
+
+        def run(option: str) -> str:
+            return subprocess.run([cuobjdump, option, str(path)], capture_output=True, text=True, check=True).stdout
+
+        return run("-sass"), "PTX file" in run("-lptx")
+
+
+def look(cuobjdump: str, entry: Entry, spec: KernelSpec) -> Report:
+    """The report of one cached kernel."""
+    library = Library(str(entry.library))
+    text, ptx = disassemble(cuobjdump, bytes(library.image))
+    matches = list(_MMA.finditer(text))
+    counts = Counter(match[0] for match in matches)
+    resources = entry.manifest["resources"]
+    expected = spec.mainloop.sass
+    problems = []
+    if not any(name.startswith(expected) for name in counts):
+        problems.append(f"no {expected} in the machine code, but {', '.join(counts) or 'no tensor-core instruction'}")
+    if library.info.smem_bytes > spec.arch.smem_bytes:
+        problems.append(
+            f"{library.info.smem_bytes} bytes of shared memory, {spec.arch.name} has {spec.arch.smem_bytes}"
+        )
+    if ptx != spec.arch.portable:
+        problems.append("PTX is embedded" if ptx else "no PTX is embedded")
+    mainloop = text[matches[0].start() : matches[-1].end()] if matches else ""
+    return Report(
+        name=spec.name,
+        spec=spec.to_json(),
+        instructions=dict(counts),
+        expected=expected,
+        registers=resources["registers"],
+        stack=resources["stack"],
+        spill_stores=resources["spill_stores"],
+        spill_loads=resources["spill_loads"],
+        in_mainloop=len(_LOCAL.findall(mainloop)),
+        smem_bytes=library.info.smem_bytes,
+        ptx=ptx,
+        problems=problems,
+    )
+
+
+def entries(cache: Path) -> Iterator[tuple[Entry, KernelSpec]]:
+    """The kernels of a cache directory, by name."""
+    found = {}
+    for entry in Store(cache).entries():
+        spec = KernelSpec.from_json(entry.fields["spec"])
+        found[spec.name] = entry, spec
+    for name in sorted(found):
+        yield found[name]
+
+
+def summarise(reports: list[Report], console: Console) -> None:
+    """One line for each architecture, operand type and instruction; then what spills and what is wrong."""
+    lines = Table(box=None, pad_edge=False)
+    for heading in ("arch", "operands", "instructions"):
+        lines.add_column(heading)
+    for heading in ("kernels", "registers", "spilling"):
+        lines.add_column(heading, justify="right")
+    groups: dict[tuple[str, str, str], list[Report]] = {}
+    for report in reports:
+        spec = KernelSpec.from_json(report.spec)
+        names = ", ".join(sorted(report.instructions)) or "none"
+        groups.setdefault((spec.arch.name, spec.operand.value, names), []).append(report)
+    for key, members in sorted(groups.items()):
+        registers = [member.registers for member in members]
+        spilling = sum(bool(member.spill_stores or member.spill_loads) for member in members)
+        lines.add_row(*key, str(len(members)), f"{min(registers)}-{max(registers)}", str(spilling))
+    console.print(lines)
+    for report in reports:
+        if report.spill_stores or report.spill_loads:
+            console.print(
+                f"spills: {report.name}: {report.spill_stores} bytes stored, {report.spill_loads} loaded; "
+                f"{report.in_mainloop} accesses within the main loop",
+                soft_wrap=True,
+            )
+    for report in reports:
+        for problem in report.problems:
+            console.print(f"WRONG: {report.name}: {problem}", soft_wrap=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cache", type=Path, metavar="DIR", help="kernel cache")
+    parser.add_argument("--print-plan", action="store_true", help="print the shipped kernels as a plan, and end")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all reports")
+    parser.add_argument("--commit", help="recorded in the JSON")
+    options = parser.parse_args()
+    if options.print_plan:
+        print(json.dumps([spec.to_json() for spec in shipped()], indent=1))
+        return 0
+    if options.cache is None:
+        parser.error("--cache DIR is needed, unless --print-plan is given")
+    cuobjdump = find_cuobjdump()
+    if cuobjdump is None:
+        print("machine_code: no cuobjdump; run: pip install nvidia-cuda-cuobjdump", file=sys.stderr)
+        return 2
+    with ThreadPoolExecutor() as pool:
+        reports = list(pool.map(lambda pair: look(cuobjdump, *pair), entries(options.cache)))
+    summarise(reports, Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 250))
+    wrong = sum(bool(report.problems) for report in reports)
+    print(f"{len(reports)} kernels, {wrong} wrong")
+    if options.json:
+        facts = {"machine": machine.facts(options.commit), "kernels": [asdict(report) for report in reports]}
+        machine.write_json(options.json, facts)
+    return 1 if wrong or not reports else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
