@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-SECTIONS = ("correctness", "portable", "graph", "compile", "arguments", "encoder", "sanitizer", "host")
+SECTIONS = ("correctness", "portable", "graph", "compile", "arguments", "encoder", "sanitizer", "devices", "host")
 
 
 def parse() -> argparse.Namespace:
@@ -58,6 +58,7 @@ require_package()
 
 import torch
 
+from cutlass_w8a8.runtime.device import arch_of, device
 from scripts import machine
 from tests import cases, family_checks, gpu_checks, grid
 from tests.harness import Check, Plan, call, dispatch_plan, load_plan
@@ -67,7 +68,9 @@ def correctness(plan: Plan, options: argparse.Namespace) -> list[Check]:
     shapes = cases.shapes()
     if options.shapes:
         shapes = shapes[:: max(1, len(shapes) // options.shapes)]
-    checks = grid.Grid(plan, options.device, with_model=options.model != "off").run(shapes)
+    judged = family_checks.grid_options(arch_of(device(torch.cuda.current_device())))
+    judged["with_model"] &= options.model != "off"
+    checks = grid.Grid(plan, options.device, **judged).run(shapes)
     for check in checks:
         if check.name == grid.MODEL_CHECK and options.model == "report":
             check.details |= {"calls that differ": check.failed, "calls that agree": check.passed}
@@ -128,6 +131,10 @@ def sanitizer(_: Plan, options: argparse.Namespace) -> list[Check]:
     return [check]
 
 
+def devices(plan: Plan, _: argparse.Namespace) -> list[Check]:
+    return gpu_checks.devices(plan)
+
+
 def host(plan: Plan, options: argparse.Namespace) -> list[Check]:
     """Host time of an eager call, in microseconds: reported, not judged."""
     check = Check("host", "host time per call, M=16 N=K=4096")
@@ -155,13 +162,15 @@ RUNNERS: dict[str, Callable[[Plan, argparse.Namespace], list[Check]]] = {
     "arguments": arguments,
     "encoder": encoder,
     "sanitizer": sanitizer,
+    "devices": devices,
     "host": host,
 }
 
 
 def quick(plan: Plan, options: argparse.Namespace) -> list[Check]:
     """Every combination of the plan on a few odd shapes; nothing that a sanitizer would make take minutes."""
-    return grid.Grid(plan, options.device, with_model=False).run(cases.SMALL_SHAPES[::2])
+    judged = family_checks.grid_options(arch_of(device(torch.cuda.current_device()))) | {"with_model": False}
+    return grid.Grid(plan, options.device, **judged).run(cases.SMALL_SHAPES[::2])
 
 
 def summarise(checks: list[Check], seconds: dict[str, float]) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import cutlass_w8a8
-from cutlass_w8a8.arch import ARCHS, Arch
+from cutlass_w8a8.arch import ARCHS, Arch, Family
 from cutlass_w8a8.config import KernelConfig
 from cutlass_w8a8.dispatch import table
 from cutlass_w8a8.dtypes import DType
@@ -30,8 +31,6 @@ _FP8 = (
     "64x64x64_w32x32x64_multistage_s5_accurate",
     "128x64x64_w64x32x64_multistage_s4_accurate",
 )
-# Of the configurations in the tables.
-_FP8_CLASS = "tile128-fast"
 # All of their text is that of sm80's kernels but the name of the target, so a few combinations suffice.
 _LIKE_SM80 = ("sm86", "sm87")
 
@@ -74,13 +73,23 @@ def specs(arch: Arch) -> list[KernelSpec]:
     )
 
 
+def grid_options(arch: Arch) -> dict[str, Any]:
+    """How `grid.Grid` is to judge kernels of ``arch``: what they demand of operands, and how fp8 sums come about."""
+    families = {loop.operand: loop.family for loop in arch.mainloops}
+    multistage = Family.MULTISTAGE
+    return {
+        "with_model": families.get(DType.E4M3) is Family.HOPPER,
+        "aligned": multistage in families.values(),
+        "fp8_class": "tile128-fast" if families.get(DType.E4M3) is multistage else "fast",
+    }
+
+
 def run(device: str) -> list[Check]:
     """Every portable architecture through the public calls, over the whole grid."""
     checks: list[Check] = []
     for arch in portable():
         with cutlass_w8a8.use_arch(arch.name):
-            runner = grid.Grid(plan(arch), device, with_model=False, aligned=True, fp8_class=_FP8_CLASS)
-            found = runner.run(cases.shapes())
+            found = grid.Grid(plan(arch), device, **grid_options(arch)).run(cases.shapes())
             found += grid.row_invariance({c: [None] for c, configs in plan(arch).items() if None in configs}, device)
         for check in found:
             check.name, check.section = f"{arch.name} {check.name}", "portable"

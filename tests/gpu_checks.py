@@ -11,6 +11,7 @@ from importlib.util import find_spec
 import torch
 
 import cutlass_w8a8
+from cutlass_w8a8.arch import arch_for
 from tests import cases
 from tests.cases import Combination, Epilogue, Inputs, Shape
 from tests.grid import Expectation, accumulators
@@ -148,6 +149,45 @@ def threads(plan: Plan, count: int = 8, repeats: int = 40) -> list[Check]:
     check.passed = passed[0]
     for failure in failures:
         check.record(False, failure)
+    return [check]
+
+
+def devices(plan: Plan, repeats: int = 20) -> list[Check]:
+    """Tensors of several GPUs in one process: each goes by its own device, by another architecture too.
+
+    The second device has portable kernels forced on it, so that calls in turn need different kernels. Without a
+    second device nothing is checked.
+    """
+    check = Check("devices", "calls in turn on several GPUs")
+    count = torch.cuda.device_count()
+    check.details["GPUs"] = count
+    combinations = [(c, config) for c, config in representatives(plan, prefer_dispatch=True) if c.operand == "int8"]
+    if count < 2:
+        return [check]
+    with cutlass_w8a8.use_arch("sm80", 1):
+        for combination, config in combinations:
+            sides = []
+            for index in range(count):
+                inputs = cases.make_inputs(
+                    (130, 528, 1040), combination.operand_dtype, seed=index, device=f"cuda:{index}"
+                )
+                epilogue = cases.make_epilogue(combination, inputs, form=0)
+                sides.append((inputs, epilogue, reference_output(combination, inputs, epilogue, config)))
+            for repeat in range(repeats):
+                # The current device is one or the other; what decides is where the tensors are.
+                with torch.cuda.device(repeat % count):
+                    outs = [call(combination, inputs, epilogue) for inputs, epilogue, _ in sides]
+                for index, (out, side) in enumerate(zip(outs, sides, strict=True)):
+                    title = f"{combination.name} on cuda:{index}, call {repeat}"
+                    check.record(out.get_device() == index, f"{title}: result on {out.device}")
+                    check.record(not bool(side[2].wrong(out).any()), f"{title}: unlike the reference")
+            for index, (inputs, epilogue, _) in enumerate(sides):
+                chosen = cutlass_w8a8.explain(
+                    inputs.a, inputs.b, epilogue.scale_a, epilogue.scale_b, combination.out_dtype, epilogue.bias,
+                    epilogue.azp_adj, epilogue.azp,
+                )  # fmt: skip
+                expected = "sm80" if index == 1 else arch_for(torch.cuda.get_device_capability(index)).name
+                check.record(chosen.spec.arch.name == expected, f"cuda:{index} served by {chosen.spec.arch.name}")
     return [check]
 
 
