@@ -92,8 +92,9 @@ install_torch() {
 install_compiler() {
     # The package's own search, so that what it will use is what is checked.
     local check='from cutlass_w8a8.arch import SM90
+from cutlass_w8a8.dtypes import DType
 from cutlass_w8a8.toolchain.discover import find_toolkit, require
-require(find_toolkit(), SM90)'
+require(find_toolkit(), SM90, DType.E4M3)'
     if "$venv_python" -c "$check" 2>/dev/null; then
         return
     fi
