@@ -6,6 +6,8 @@ architecture that would serve it.
 
 from __future__ import annotations
 
+from cutlass_w8a8.errors import ArgumentError
+
 Toolkit = tuple[int, int]
 
 # (lowest capability, oldest toolkit), highest first; the first that applies decides.
@@ -19,6 +21,9 @@ def cutlass_scaled_mm_supports_fp8(capability: int, toolkit: Toolkit | None = No
     Args:
         capability: compute capability as one number, 90 for 9.0.
         toolkit: version (major, minor) of the CUDA toolkit that compiles; None if it is recent enough.
+
+    Raises:
+        ArgumentError: one of them is of another form.
     """
     return _passes(_FP8, capability, toolkit)
 
@@ -31,11 +36,18 @@ def cutlass_scaled_mm_supports_block_fp8(capability: int, toolkit: Toolkit | Non
     Args:
         capability: compute capability as one number, 90 for 9.0.
         toolkit: version (major, minor) of the CUDA toolkit that compiles; None if it is recent enough.
+
+    Raises:
+        ArgumentError: one of them is of another form.
     """
     return _passes(_BLOCK_FP8, capability, toolkit)
 
 
 def _passes(gates: tuple[tuple[int, Toolkit], ...], capability: int, toolkit: Toolkit | None) -> bool:
+    if not isinstance(capability, int) or capability < 30:
+        raise ArgumentError(f"capability is {capability!r}; pass it as one number, such as 90 for 9.0")
+    if toolkit is not None and not (isinstance(toolkit, tuple) and len(toolkit) == 2):
+        raise ArgumentError(f"toolkit is {toolkit!r}; pass (major, minor), such as (13, 0), or None")
     for lowest, oldest in gates:
         if capability >= lowest:
             return toolkit is None or toolkit >= oldest

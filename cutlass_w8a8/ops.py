@@ -178,26 +178,44 @@ def cutlass_scaled_mm_azp(
 
 
 @contextmanager
-def use_arch(name: str, device_index: int | None = None) -> Iterator[None]:
-    """Within this context, serve calls with the kernels of another architecture than the device's own.
+def use_arch(name: str, device: int | torch.device | str | None = None) -> Iterator[None]:
+    """Within this context, serve calls with the kernels of another architecture than the GPU's own.
 
-    For tests and comparisons: kernels of sm75 to sm89 carry PTX, so any newer device runs them. Holds for the whole
-    process; do not enter or leave it while other threads make calls. ``CUTLASS_W8A8_ARCH`` does the same from outside.
+    For tests and comparisons: kernels of sm75 to sm89 carry PTX, so any newer GPU runs them. Holds for the whole
+    process; do not enter or leave it while other threads make calls. Of nested contexts that concern a device the
+    innermost holds. ``CUTLASS_W8A8_ARCH`` does the same from outside.
 
     Args:
         name: the architecture, such as ``"sm80"``.
-        device_index: torch's index of the device it is for; all devices if None.
+        device: the CUDA device it is for: index, torch.device, or text such as ``"cuda:1"``; all of them if None.
 
     Raises:
+        ArgumentError: ``device`` is none of these, or not a CUDA device of this machine.
         UnsupportedError: there is no such architecture. Calls raise it if the device cannot run its kernels.
     """
-    previous = force_arch(device_index, arch_named(name))
+    end = force_arch(_device_index(device), arch_named(name))
     _forget()
     try:
         yield
     finally:
-        force_arch(device_index, previous)
+        end()
         _forget()
+
+
+def _device_index(device: int | torch.device | str | None) -> int | None:
+    if device is None:
+        return None
+    try:
+        index = device if isinstance(device, int) else torch.device(device).index
+        cuda = isinstance(device, int) or torch.device(device).type == "cuda"
+    except (TypeError, RuntimeError):
+        index, cuda = None, False
+    if isinstance(device, bool) or not cuda or index is None or not 0 <= index < torch.cuda.device_count():
+        raise ArgumentError(
+            f"device is {device!r}; pass the index of a CUDA device, a torch.device or text like 'cuda:0', or None for "
+            f"all; this machine has {torch.cuda.device_count()}"
+        )
+    return index
 
 
 def _forget() -> None:

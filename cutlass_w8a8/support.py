@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import operator
+from dataclasses import dataclass, replace
 
 import torch
 
-from cutlass_w8a8.arch import Arch, Capability, arch_for, match, spell
+from cutlass_w8a8.arch import Arch, Capability, match, spell
 from cutlass_w8a8.config import KernelConfig
 from cutlass_w8a8.dispatch import select, validate
 from cutlass_w8a8.dtypes import OPERAND_DTYPES, OUTPUT_DTYPES
@@ -52,6 +53,8 @@ def is_supported(
 ) -> Support:
     """Whether kernels exist for a device of ``capability`` (major, minor); needs no GPU and no compiler.
 
+    It is about the kernels that serve such a device of themselves: `use_arch` and ``CUTLASS_W8A8_ARCH`` do not count.
+
     Args:
         capability: compute capability, as of ``torch.cuda.get_device_capability()``.
         a_dtype: torch.float8_e4m3fn or torch.int8.
@@ -63,13 +66,13 @@ def is_supported(
     Raises:
         ArgumentError: ``capability`` or ``toolkit`` is not a pair of integers.
     """
-    if not _is_version(capability):
-        raise ArgumentError(
-            f"capability is {capability!r}; pass (major, minor), such as (9, 0), "
-            "as torch.cuda.get_device_capability() returns"
-        )
-    if toolkit is not None and not _is_version(toolkit):
-        raise ArgumentError(f"toolkit is {toolkit!r}; pass (major, minor), such as (13, 0), or None")
+    where = _version("capability", capability, "(9, 0), as torch.cuda.get_device_capability() returns")
+    oldest = None if toolkit is None else _version("toolkit", toolkit, "(13, 0), or None")
+    for name, dtype in (("a_dtype", a_dtype), ("out_dtype", out_dtype)):
+        if not isinstance(dtype, torch.dtype):
+            raise ArgumentError(f"{name} is {dtype!r}; pass a torch.dtype such as torch.int8")
+    if azp not in list(Azp):
+        raise ArgumentError(f"azp is {azp!r}; accepted: {', '.join(x.value for x in Azp)}")
     operand, out_type = FROM_TORCH.get(a_dtype), FROM_TORCH.get(out_dtype)
     if operand not in OPERAND_DTYPES or operand is None:
         names = " and ".join(str(TORCH_DTYPES[dtype]) for dtype in OPERAND_DTYPES)
@@ -78,22 +81,35 @@ def is_supported(
         names = ", ".join(str(TORCH_DTYPES[dtype]) for dtype in OUTPUT_DTYPES)
         return Support(False, f"results of dtype {out_dtype} are not served; {names} are")
     try:
-        found = match(capability)
+        found = match(where)
         needed = found.arch.toolkit_for(operand)
         EpilogueSpec.of(azp=Azp(azp)).tree(operand.accumulator, out_type)
-    except (UnsupportedError, ValueError) as error:
-        return Support(False, str(error))
-    if toolkit is not None and toolkit < needed:
+    except UnsupportedError as error:
+        asked = f"compute capability {spell(where)}"
+        return Support(False, str(error) if asked in str(error) else f"{asked}: {error}")
+    if oldest is not None and oldest < needed:
         return Support(
             False,
             f"{operand.value} kernels for {found.arch.name} need CUDA {spell(needed)} or newer to be compiled, not "
-            f"{spell(toolkit)}",
+            f"{spell(oldest)}",
         )
     return Support(True, arch=found.arch.name, note=found.note)
 
 
-def _is_version(value: object) -> bool:
-    return isinstance(value, tuple) and len(value) == 2 and all(isinstance(part, int) for part in value)
+def _version(name: str, value: object, example: str) -> tuple[int, int]:
+    """Two numbers, of whatever integer type.
+
+    Raises:
+        ArgumentError: it is something else.
+    """
+    try:
+        if isinstance(value, tuple) and not any(isinstance(part, bool) for part in value):
+            major, minor = map(operator.index, value)
+            if major >= 0 and minor >= 0:
+                return major, minor
+    except (TypeError, ValueError):
+        pass
+    raise ArgumentError(f"{name} is {value!r}; pass (major, minor), such as {example}")
 
 
 @dataclass(frozen=True)
@@ -103,10 +119,12 @@ class Explanation:
     Attributes:
         spec: the kernel.
         config: its configuration, launch-time choices included.
+        note: why kernels of another architecture serve, if they do; else empty.
     """
 
     spec: KernelSpec
     config: KernelConfig
+    note: str = ""
 
 
 def explain(
@@ -124,7 +142,8 @@ def explain(
 ) -> Explanation:
     """The kernel that serves this call on a device of ``capability`` (default: that of a's device).
 
-    Nothing is compiled or launched, and CPU tensors are welcome when ``capability`` is given.
+    Nothing is compiled or launched, and CPU tensors are welcome when ``capability`` is given. An architecture forced by
+    `use_arch` or ``CUTLASS_W8A8_ARCH`` counts for a's device, not for a capability that is given.
 
     Raises:
         ArgumentError: as for `scaled_mm`; also when a is on the CPU and no capability is given.
@@ -135,7 +154,8 @@ def explain(
             raise ArgumentError("a is on the CPU; pass capability=(major, minor) to say for which device to explain")
         where = device(a.get_device())
         return choose(request, arch_of(where), config, where.sm_count)
-    return choose(request, arch_for(capability), config)
+    found = match(_version("capability", capability, "(9, 0), as torch.cuda.get_device_capability() returns"))
+    return replace(choose(request, found.arch, config), note=found.note)
 
 
 def choose(request: Request, arch: Arch, config: Config, sm_count: int | None = None) -> Explanation:

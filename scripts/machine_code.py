@@ -37,6 +37,7 @@ require_package()
 from rich.console import Console
 from rich.table import Table
 
+from cutlass_w8a8 import pipeline
 from cutlass_w8a8.arch import ARCHS
 from cutlass_w8a8.cache.store import Entry, Store
 from cutlass_w8a8.dispatch import table
@@ -46,8 +47,9 @@ from cutlass_w8a8.runtime.abi import Library
 from cutlass_w8a8.spec import KernelSpec
 from scripts import machine
 
-_MMA = re.compile(r"\b(UTC[A-Z]*MMA|[A-Z]?[A-Z]MMA|[A-Z]GMMA)(?:\.[A-Za-z0-9_]+)*")
-_LOCAL = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ )?(STL|LDL)\b", re.MULTILINE)
+_MMA = re.compile(r"(?:UTC[A-Z]*|[A-Z]G?)MMA(?:\.[A-Za-z0-9_]+)*")
+_LINE = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.a-z]*)([^;]*);", re.MULTILINE)
+_TARGET = re.compile(r"0x([0-9a-f]+)\s*$")
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,8 @@ class Report:
         instructions: tensor-core instructions of the machine code, and how many of each there are.
         expected: how they should begin.
         registers, stack, spill_stores, spill_loads: of a thread, as ptxas reports them; the last three in bytes.
-        in_mainloop: accesses to local memory between the first and the last tensor-core instruction.
+        in_mainloop: accesses to local memory in the innermost loops that hold a tensor-core instruction.
+        in_tile_loop: those in any loop that holds one, once for each output tile rather than for each step along k.
         smem_bytes: shared memory of a block.
         ptx: whether PTX is embedded.
         problems: what is wrong; empty if nothing is.
@@ -75,6 +78,7 @@ class Report:
     spill_stores: int
     spill_loads: int
     in_mainloop: int
+    in_tile_loop: int
     smem_bytes: int
     ptx: bool
     problems: list[str]
@@ -114,24 +118,66 @@ def disassemble(cuobjdump: str, image: bytes) -> tuple[str, bool]:
         return run("-sass"), "PTX file" in run("-lptx")
 
 
+@dataclass(frozen=True)
+class Code:
+    """A kernel's machine code, as far as it matters here.
+
+    Attributes:
+        multiply: tensor-core instructions by address.
+        local: addresses of accesses to local memory.
+        loops: first and last address of every loop: what a backward branch spans.
+    """
+
+    multiply: dict[int, str]
+    local: tuple[int, ...]
+    loops: tuple[tuple[int, int], ...]
+
+    def local_in_loops(self) -> tuple[int, int]:
+        """Accesses to local memory in the innermost loops that multiply, and in all loops that do."""
+        holding = [loop for loop in self.loops if any(loop[0] <= at <= loop[1] for at in self.multiply)]
+        innermost = [
+            outer
+            for outer in holding
+            if not any(inner != outer and outer[0] <= inner[0] and inner[1] <= outer[1] for inner in holding)
+        ]
+        return tuple(  # type: ignore[return-value]
+            sum(any(first <= at <= last for first, last in loops) for at in self.local)
+            for loops in (innermost, holding)
+        )
+
+
+def parse(text: str) -> Code:
+    """What `disassemble` printed."""
+    multiply, local, loops = {}, [], []
+    for match in _LINE.finditer(text):
+        address, name = int(match[1], 16), match[2]
+        if _MMA.fullmatch(name):
+            multiply[address] = name
+        elif name.split(".")[0] in ("STL", "LDL"):
+            local.append(address)
+        elif name.split(".")[0] == "BRA" and (target := _TARGET.search(match[3])) and int(target[1], 16) < address:
+            loops.append((int(target[1], 16), address))
+    return Code(multiply, tuple(local), tuple(loops))
+
+
 def look(cuobjdump: str, entry: Entry, spec: KernelSpec) -> Report:
     """The report of one cached kernel."""
     library = Library(str(entry.library))
     text, ptx = disassemble(cuobjdump, bytes(library.image))
-    matches = list(_MMA.finditer(text))
-    counts = Counter(match[0] for match in matches)
+    code = parse(text)
+    counts = Counter(code.multiply.values())
     resources = entry.manifest["resources"]
     expected = spec.mainloop.sass
     problems = []
-    if not any(name.startswith(expected) for name in counts):
-        problems.append(f"no {expected} in the machine code, but {', '.join(counts) or 'no tensor-core instruction'}")
+    if not counts or not all(name.startswith(expected) for name in counts):
+        problems.append(f"{', '.join(counts) or 'no tensor-core instruction'} in the machine code, not {expected}")
     if library.info.smem_bytes > spec.arch.smem_bytes:
         problems.append(
             f"{library.info.smem_bytes} bytes of shared memory, {spec.arch.name} has {spec.arch.smem_bytes}"
         )
     if ptx != spec.arch.portable:
         problems.append("PTX is embedded" if ptx else "no PTX is embedded")
-    mainloop = text[matches[0].start() : matches[-1].end()] if matches else ""
+    in_mainloop, in_tile_loop = code.local_in_loops()
     return Report(
         name=spec.name,
         spec=spec.to_json(),
@@ -141,7 +187,8 @@ def look(cuobjdump: str, entry: Entry, spec: KernelSpec) -> Report:
         stack=resources["stack"],
         spill_stores=resources["spill_stores"],
         spill_loads=resources["spill_loads"],
-        in_mainloop=len(_LOCAL.findall(mainloop)),
+        in_mainloop=in_mainloop,
+        in_tile_loop=in_tile_loop,
         smem_bytes=library.info.smem_bytes,
         ptx=ptx,
         problems=problems,
@@ -149,11 +196,12 @@ def look(cuobjdump: str, entry: Entry, spec: KernelSpec) -> Report:
 
 
 def entries(cache: Path) -> Iterator[tuple[Entry, KernelSpec]]:
-    """The kernels of a cache directory, by name."""
-    found = {}
+    """The kernels of a cache directory, by name; of several builds of one, that which this version would use."""
+    found: dict[str, tuple[Entry, KernelSpec]] = {}
     for entry in Store(cache).entries():
         spec = KernelSpec.from_json(entry.fields["spec"])
-        found[spec.name] = entry, spec
+        if spec.name not in found or entry.key == pipeline.kernel_key(spec):
+            found[spec.name] = entry, spec
     for name in sorted(found):
         yield found[name]
 
@@ -179,7 +227,7 @@ def summarise(reports: list[Report], console: Console) -> None:
         if report.spill_stores or report.spill_loads:
             console.print(
                 f"spills: {report.name}: {report.spill_stores} bytes stored, {report.spill_loads} loaded; "
-                f"{report.in_mainloop} accesses within the main loop",
+                f"{report.in_mainloop} accesses in the main loop, {report.in_tile_loop} for each tile",
                 soft_wrap=True,
             )
     for report in reports:

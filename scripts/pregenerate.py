@@ -69,7 +69,13 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     several: dict[str, Any] = {"action": "append", "metavar": "NAME"}
     parser.add_argument("--arch", choices=[*ARCHS, ALL], help="default: all", **several)
     operands = sorted({dtype.value for arch in ARCHS.values() for dtype in arch.operands})
-    parser.add_argument("--a-dtype", choices=[*operands, ALL], help="default: all the arch serves", **several)
+    parser.add_argument(
+        "--a-dtype",
+        type=lambda name: DType.E4M3.value if name == "fp8" else name,
+        choices=[*operands, ALL],
+        help="e4m3 (or fp8) or int8; default: all the arch serves",
+        **several,
+    )
     parser.add_argument(
         "--out-dtype", choices=[*(d.value for d in OUTPUT_DTYPES), ALL], help="default: bf16", **several
     )
@@ -136,6 +142,9 @@ def product(options: argparse.Namespace) -> list[KernelSpec]:
                 if wants_all(options.epilogue)
                 else [EpilogueSpec.parse(name) for name in options.epilogue]
             )
+            if wants_all(options.a_dtype):
+                # Zero points are a matter of int8: where types are not named, epilogues choose them.
+                epilogues = [epilogue for epilogue in epilogues if suits(epilogue, operand)]
             configs = (
                 table_configs(arch, operand)
                 if wants_all(options.config)

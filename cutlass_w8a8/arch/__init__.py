@@ -69,7 +69,7 @@ def arch_named(name: str) -> Arch:
     """
     try:
         return ARCHS[name]
-    except KeyError:
+    except (KeyError, TypeError):
         raise UnsupportedError(
             f"arch {name!r} is not one cutlass_w8a8 emits kernels for; known: {', '.join(ARCHS)}"
         ) from None

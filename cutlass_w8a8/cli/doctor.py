@@ -14,6 +14,7 @@ from cutlass_w8a8.arch import ARCHS, match
 from cutlass_w8a8.cache.location import ROOT_VARIABLE, cache_root
 from cutlass_w8a8.errors import W8A8Error
 from cutlass_w8a8.pipeline import JIT_VARIABLE, jit_enabled
+from cutlass_w8a8.runtime.device import ARCH_VARIABLE, arch_from_environment, arch_of, device
 from cutlass_w8a8.toolchain.discover import find_cxx, find_nvcc, require
 from cutlass_w8a8.toolchain.headers import PINNED_HEADERS_DIGEST, PINNED_PACKAGE, require_headers
 
@@ -97,12 +98,15 @@ def _nvcc() -> Iterator[Finding]:
     found = f"{version}, {toolkit.nvcc} (from {toolkit.origin})"
     able, reasons = [], []
     for arch in ARCHS.values():
-        try:
-            for operand in arch.operands:
+        compiled = []
+        for operand in arch.operands:
+            try:
                 require(toolkit, arch, operand)
-            able.append(arch.name)
-        except W8A8Error as error:
-            reasons.append(str(error))
+                compiled.append(operand.value)
+            except W8A8Error as error:
+                reasons.append(str(error))
+        if compiled:
+            able.append(arch.name if len(compiled) == len(arch.operands) else f"{arch.name} ({compiled[0]})")
     if not able:
         yield _to_compile(Finding("nvcc", found, Verdict.BAD, reasons[0]))
     elif reasons:
@@ -168,11 +172,19 @@ def _gpus() -> Iterator[Finding]:
         capability = properties.major, properties.minor
         found = f"{properties.name}, compute capability {properties.major}.{properties.minor}"
         try:
-            arch = match(capability)
-            verdict = Verdict.NOTE if arch.note else Verdict.GOOD
-            yield Finding(f"GPU {index}", f"{found}: {arch.arch.name} kernels", verdict, arch.note)
+            forced = arch_from_environment()
+            arch = arch_of(device(index)) if forced else match(capability).arch
+            note = "" if forced else match(capability).note
+            yield Finding(f"GPU {index}", f"{found}: {arch.name} kernels", Verdict.NOTE if note else Verdict.GOOD, note)
         except W8A8Error as error:
             yield Finding(f"GPU {index}", found, Verdict.BAD, str(error))
+
+
+def _architecture() -> Iterator[Finding]:
+    forced = arch_from_environment()
+    if forced:
+        remedy = "they serve every GPU in place of those made for it; unset the variable if that is not wanted"
+        yield Finding("architecture", f"{ARCH_VARIABLE}: kernels of {forced.name}", Verdict.NOTE, remedy)
 
 
 def _driver() -> Finding:
@@ -230,6 +242,7 @@ _CHECKS: tuple[tuple[str, Callable[[], Iterator[Finding]]], ...] = (
     ("CUTLASS headers", _headers),
     ("emitter", _emitter),
     ("torch", _torch),
+    ("architecture", _architecture),
     ("GPU", _gpus),
     ("cache", _cache),
     ("first-use compile", _jit),

@@ -3,7 +3,7 @@
 Small M is bound by the weights' bandwidth: narrow block tiles and deep pipelines keep more of them in flight, and two
 warps that share a tile along k where it has too few rows for more. Rates per clock are those of the chips' data sheets,
 for one product of each row (T4, A100 80 GB, A10, AGX Orin, L40S; for 10.3, 12.0 and 12.1 mma.sync at the rate of 8.9).
-On an H200, where these kernels run too, the model loses 0.6 % to the best of sm80's table (benchmarks/README.md).
+On an H200, where these kernels run too, sm80's choice loses 0.9 % to the best measured (benchmarks/README.md).
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
@@ -14,8 +15,9 @@ from cutlass_w8a8.errors import UnsupportedError
 
 ARCH_VARIABLE = "CUTLASS_W8A8_ARCH"
 
-# Archs that serve instead of the devices' own, by device index; None stands for all devices.
-_forced: dict[int | None, Arch] = {}
+# Archs that serve instead of the devices' own: (device index, or None for all; arch), the latest last.
+_forced: list[tuple[int | None, Arch]] = []
+_warned: set[Capability] = set()
 
 
 @dataclass(frozen=True)
@@ -44,18 +46,21 @@ def device(index: int) -> Device:
 
 @cache
 def arch_of(where: Device) -> Arch:
-    """The arch whose kernels serve a device: a forced one, else the one made for it. Warns once if none is.
+    """The arch whose kernels serve a device: the one forced last, else the one made for it. Warns once if none is.
+
+    Remembered: ``CUTLASS_W8A8_ARCH`` is read when a device is first used.
 
     Raises:
         UnsupportedError: no kernels run on this device, or the forced arch's do not.
     """
-    forced = _forced.get(where.index, _forced.get(None))
+    forced = next((arch for index, arch in reversed(_forced) if index in (None, where.index)), None)
     origin = "use_arch"
-    if forced is None and (name := os.environ.get(ARCH_VARIABLE)):
-        forced, origin = arch_named(name), f"{ARCH_VARIABLE}={name}"
+    if forced is None and (forced := arch_from_environment()) is not None:
+        origin = f"{ARCH_VARIABLE}={forced.name}"
     if forced is None:
         found = match(where.capability)
-        if found.note:
+        if found.note and where.capability not in _warned:
+            _warned.add(where.capability)
             warnings.warn(f"{where.name}: {found.note}", stacklevel=2)
         return found.arch
     if not runs_on(forced, where.capability):
@@ -67,10 +72,30 @@ def arch_of(where: Device) -> Arch:
     return forced
 
 
-def force_arch(index: int | None, arch: Arch | None) -> Arch | None:
-    """Have ``arch`` serve device ``index`` (None: all devices); None ends that. Returns what was forced before."""
-    previous = _forced.pop(index, None)
-    if arch is not None:
-        _forced[index] = arch
+def arch_from_environment() -> Arch | None:
+    """The arch that ``CUTLASS_W8A8_ARCH`` names, if it is set.
+
+    Raises:
+        UnsupportedError: there is no such arch.
+    """
+    name = os.environ.get(ARCH_VARIABLE)
+    if not name:
+        return None
+    try:
+        return arch_named(name)
+    except UnsupportedError as error:
+        raise UnsupportedError(f"{ARCH_VARIABLE}={name}: {error}; set it to one of them, or unset it") from None
+
+
+def force_arch(index: int | None, arch: Arch) -> Callable[[], None]:
+    """Have ``arch`` serve device ``index`` (None: all devices), ahead of what was forced before; returns the undoing."""
+    entry = (index, arch)
+    _forced.append(entry)
     arch_of.cache_clear()
-    return previous
+
+    def end() -> None:
+        # The latest of equal ones: contexts end in the reverse order of their beginning.
+        del _forced[len(_forced) - 1 - _forced[::-1].index(entry)]
+        arch_of.cache_clear()
+
+    return end

@@ -28,20 +28,13 @@ class Flags:
         return json.dumps({"device": self.device, "host": self.host, "link": self.link}, sort_keys=True)
 
 
-# CUTLASS compiles the wait and the trigger of dependent launches only under this macro; the launcher sets the
-# matching launch attribute from the same configuration field. One without the other gives wrong results.
-_DEPENDENT_LAUNCH = {
-    Family.HOPPER: "-DCUTLASS_ENABLE_GDC_FOR_SM90=1",
-    Family.BLACKWELL: "-DCUTLASS_ENABLE_GDC_FOR_SM100=1",
-    Family.GEFORCE: "-DCUTLASS_ENABLE_GDC_FOR_SM100=1",
-}
-
-
 def flags_for(spec: KernelSpec) -> Flags:
     """The flags that compile ``spec``'s kernel."""
     defines = ["-DNDEBUG"]
-    if spec.config.pdl:
-        defines.append(_DEPENDENT_LAUNCH[spec.family])
+    # CUTLASS compiles the wait and the trigger of dependent launches only under this macro; the launcher sets the
+    # matching launch attribute from the same configuration field. One without the other gives wrong results.
+    if spec.config.pdl and spec.family is Family.HOPPER:
+        defines.append("-DCUTLASS_ENABLE_GDC_FOR_SM90=1")
     return Flags(
         device=(
             "-fatbin",

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Iterator
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -56,6 +58,7 @@ def test_capability_gets_its_kernels_or_the_reason(capability: Capability) -> No
             assert bool(support.note) == name.endswith("*")
         else:
             assert not support and support.arch == "" and re.search(expected, support.reason)
+            assert "compute capability {}.{}".format(*capability) in support.reason
 
 
 def test_matrix_covers_every_arch_and_number_up_to_the_newest() -> None:
@@ -157,46 +160,115 @@ def test_each_device_gets_the_kernels_of_its_own_capability() -> None:
     assert [arch_of(gpu(i, c)).name for i, c in enumerate([(9, 0), (8, 9), (12, 0)])] == ["sm90", "sm89", "sm120"]
 
 
-def test_unknown_device_is_spoken_of_once() -> None:
+def test_unknown_device_is_spoken_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
     unknown = gpu(0, (13, 0))
+    monkeypatch.setattr(devices, "_warned", set())
     with pytest.warns(UserWarning, match=r"GPU of .*13\.0 is not known to this version; the portable kernels of sm89"):
         assert arch_of(unknown).name == "sm89"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert arch_of(unknown).name == "sm89"
+        with cutlass_w8a8.use_arch("sm80"):
+            pass
+        assert arch_of(unknown).name == "sm89"
 
 
-def test_arch_is_forced_for_all_devices_or_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    first, second = gpu(0, (9, 0)), gpu(1, (9, 0))
+@pytest.fixture
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> tuple[Device, Device]:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    return gpu(0, (9, 0)), gpu(1, (9, 0))
+
+
+def test_arch_is_forced_for_all_devices_or_one(
+    two_gpus: tuple[Device, Device], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = two_gpus
     ops._prepared[("stale",)] = None  # type: ignore[assignment]
     with cutlass_w8a8.use_arch("sm80"):
         assert ("stale",) not in ops._prepared
         assert arch_of(first).name == arch_of(second).name == "sm80"
-        with cutlass_w8a8.use_arch("sm89", 1):
-            assert [arch_of(first).name, arch_of(second).name] == ["sm80", "sm89"]
+        for device in (1, "cuda:1", torch.device("cuda", 1)):
+            with cutlass_w8a8.use_arch("sm89", device):
+                assert [arch_of(first).name, arch_of(second).name] == ["sm80", "sm89"]
+                with cutlass_w8a8.use_arch("sm75"):
+                    assert arch_of(first).name == arch_of(second).name == "sm75", "the innermost holds"
         assert arch_of(second).name == "sm80"
-    assert arch_of(first).name == "sm90"
+    assert arch_of(first).name == "sm90" and not devices._forced
     monkeypatch.setenv(devices.ARCH_VARIABLE, "sm86")
+    assert arch_of(first).name == "sm90", "the variable is read when a device is first used"
     arch_of.cache_clear()
     assert arch_of(first).name == "sm86"
     with cutlass_w8a8.use_arch("sm75"):
         assert arch_of(first).name == "sm75"
 
 
+@pytest.mark.parametrize("device", [2, -1, True, 1.0, "cuda", "cpu", "cuda:7", "gpu", torch.device("cpu"), [0]])
+def test_arch_is_forced_for_devices_there_are(two_gpus: object, device: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"this machine has 2"), cutlass_w8a8.use_arch("sm80", device):
+        pass
+    assert not devices._forced
+
+
 def test_forced_arch_must_run_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     with (
         cutlass_w8a8.use_arch("sm100"),
         pytest.raises(
-            UnsupportedError,
-            match=r"use_arch: kernels of sm100 do not run on device 0 .*those that do: sm75, .*, sm90$",
+            UnsupportedError, match=r"use_arch: kernels of sm100 do not run on device 0 .*do: sm75, .*, sm90$"
         ),
     ):
         arch_of(gpu(0, (9, 0)))
     monkeypatch.setenv(devices.ARCH_VARIABLE, "sm90")
     with pytest.raises(UnsupportedError, match=r"CUTLASS_W8A8_ARCH=sm90: kernels of sm90 do not run on device 3"):
         arch_of(gpu(3, (8, 0)))
-    monkeypatch.setenv(devices.ARCH_VARIABLE, "hopper")
-    with pytest.raises(UnsupportedError, match="'hopper' is not one"):
+    monkeypatch.setenv(devices.ARCH_VARIABLE, "SM80")
+    with pytest.raises(UnsupportedError, match=r"CUTLASS_W8A8_ARCH=SM80: arch 'SM80' is not one .*or unset it"):
         arch_of(gpu(3, (8, 0)))
-    with pytest.raises(UnsupportedError, match="'hopper' is not one"), cutlass_w8a8.use_arch("hopper"):
-        pass
+    name: Any
+    for name in ("hopper", ["sm80"]):
+        with pytest.raises(UnsupportedError, match="is not one"), cutlass_w8a8.use_arch(name):
+            pass
+
+
+BAD_CAPABILITIES = [(9, 0, 0), (9,), (9, 0.5), (9, -1), (True, 0), [9, 0], "9.0", 90]
+
+
+@pytest.mark.parametrize("capability", BAD_CAPABILITIES, ids=repr)
+def test_capability_must_be_two_numbers(capability: Any) -> None:
+    a, b, scale = torch.ones(16, 64, dtype=torch.int8), torch.ones(64, 64, dtype=torch.int8).t(), torch.ones(1)
+    with pytest.raises(ArgumentError, match=r"capability is .*; pass \(major, minor\)"):
+        cutlass_w8a8.is_supported(capability, torch.int8)
+    with pytest.raises(ArgumentError, match=r"capability is .*; pass \(major, minor\)"):
+        cutlass_w8a8.explain(a, b, scale, scale, capability=capability)
+
+
+def test_integers_of_other_libraries_are_numbers_too() -> None:
+    capability: Any = (np.int64(9), np.int64(0))
+    a, b, scale = torch.ones(16, 64, dtype=torch.int8), torch.ones(64, 64, dtype=torch.int8).t(), torch.ones(1)
+    assert cutlass_w8a8.is_supported(capability, torch.int8).arch == "sm90"
+    assert cutlass_w8a8.explain(a, b, scale, scale, capability=capability).spec.arch is SM90
+    stand_in = cutlass_w8a8.explain(a, b, scale, scale, capability=(13, 0))
+    assert stand_in.spec.arch.name == "sm89" and "13.0 is not known" in stand_in.note
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"a_dtype": "int8"}, "a_dtype is 'int8'; pass a torch.dtype"),
+        ({"a_dtype": [torch.int8]}, "a_dtype is .*; pass a torch.dtype"),
+        ({"out_dtype": None}, "out_dtype is None; pass a torch.dtype"),
+        ({"azp": "tokens"}, "azp is 'tokens'; accepted: none, tensor, token"),
+    ],
+)
+def test_support_is_asked_in_words_it_knows(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        cutlass_w8a8.is_supported((9, 0), **({"a_dtype": torch.int8} | arguments))
+
+
+def test_gates_are_asked_in_words_they_know() -> None:
+    capability: Any
+    for gate in (cutlass_w8a8.cutlass_scaled_mm_supports_fp8, cutlass_w8a8.cutlass_scaled_mm_supports_block_fp8):
+        for capability in ((9, 0), 9, "90"):
+            with pytest.raises(ArgumentError, match="pass it as one number, such as 90"):
+                gate(capability)
+        with pytest.raises(ArgumentError, match="toolkit is 12080"):
+            gate(90, 12080)  # type: ignore[arg-type]

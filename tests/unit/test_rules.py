@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import ast
 import inspect
+import itertools
 import textwrap
 from collections import Counter
 from collections.abc import Callable
+from math import prod
 
 import pytest
 
 from cutlass_w8a8.arch import ARCHS, SM75, SM80, SM89, SM90, SM100, SM103, SM110, SM120, SM121, Arch
-from cutlass_w8a8.config import KernelConfig
+from cutlass_w8a8.config import KernelConfig, Schedule
 from cutlass_w8a8.dispatch import problems, rules, smem_bytes, validate
 from cutlass_w8a8.dispatch.rules import blackwell, common, geforce, hopper, multistage
 from cutlass_w8a8.dispatch.select import TABLES
@@ -20,6 +22,7 @@ from cutlass_w8a8.dtypes import OUTPUT_DTYPES, DType
 from cutlass_w8a8.errors import ConfigError, UnsupportedError
 from cutlass_w8a8.evt.epilogues import FORMULAS, EpilogueSpec, ScaleA, ScaleB
 from cutlass_w8a8.spec import KernelSpec
+from tests.thread_map import faults
 
 
 def spec(arch: Arch, config: str, operand: DType = DType.INT8, out: DType = DType.BF16) -> KernelSpec:
@@ -46,10 +49,11 @@ IMPOSSIBLE = [
     (multistage.copies, SM75, INT8, "128x128x64_w64x64x64_multistage_s3", "stages 3: sm75 has no asynchronous copies"),
     (multistage.tile, SM80, INT8, "128x128x64_multistage_s4", "a multistage kernel needs a warp tile"),
     (multistage.tile, SM80, INT8, "96x128x64_w64x64x64_multistage_s4", "tile m 96 is not a multiple of the warp"),
-    (multistage.tile, SM80, INT8, "128x80x64_w64x80x64_multistage_s4", "warp tile n 80 is not a multiple of 32"),
-    (multistage.tile, SM80, INT8, "256x256x64_w32x32x64_multistage_s2", "tile (256, 256, 64) in warp tiles"),
+    (multistage.tile, SM80, INT8, "96x128x64_w32x64x64_multistage_s4", "tile m 96 is not a power of two from 16 on"),
+    (multistage.warps, SM80, INT8, "256x256x64_w32x32x64_multistage_s2", "tile 256x256x64 is cut into 64 warp tiles"),
+    (multistage.warps, SM80, INT8, "64x128x128_w64x32x64_multistage_s3", "warp tile n 32 with a sliced tile k is too"),
     (multistage.tile, SM80, INT8, "128x128x256_w64x64x64_multistage_s2", "tile k 256 is not 64 or 128"),
-    (multistage.tile, SM80, INT8, "16x256x64_w16x32x64_multistage_s4", "tile m 16 with k 64 has too little to copy"),
+    (multistage.warps, SM80, INT8, "16x256x64_w16x32x64_multistage_s4", "tile m 16 with k 64 has too little to copy"),
     (multistage.tile, SM89, E4M3, "64x64x64_w64x64x64_multistage_s3_accurate", "warp tile 64x64 needs 256 accumulator"),
     (multistage.slices, SM89, E4M3, "64x64x128_w32x64x64_multistage_s4", "warp tile k 64 slices tile k 128"),
     (hopper.scheduler, SM90, INT8, "128x128x128_pingpong_streamk", "the stream-K scheduler needs the cooperative"),
@@ -113,6 +117,30 @@ def test_every_reason_is_met() -> None:
     met = Counter(line[0] for line in IMPOSSIBLE)
     assert met == {rule: reasons(rule) for rule in every}
     assert len(LAUNCH) == reasons(rules._launch_choices)
+
+
+def test_multistage_rules_leave_nothing_uncopied_or_unstored() -> None:
+    """Whatever they accept covers its tile, by CUTLASS's own arithmetic; and they are not needlessly strict."""
+    accepted, sound = 0, 0
+    powers = [16, 32, 64, 128, 256]
+    for arch, (m, n, k), out in itertools.product(
+        (SM75, SM80),
+        itertools.product([*powers, 48, 96, 192], [*powers[1:], 96, 160], (64, 128)),
+        (DType.BF16, DType.FP32),
+    ):
+        for warp in itertools.product(
+            *([part for part in range(16, extent + 1, 16) if extent % part == 0] for extent in (m, n, k))
+        ):
+            config = KernelConfig((m, n, k), Schedule.MULTISTAGE, warp=warp, stages=2)
+            wrong = faults((m, n, k), warp, out.bytes, turing=arch is SM75)
+            if not problems(spec(arch, config.name, INT8, out)):
+                assert wrong == [], (arch.name, config.name, out)
+                accepted += 1
+            powers_only = all(extent.bit_count() == 1 for extent in (m, n, k, *warp))
+            small = warp[1] < 32 or warp[2] < 64 or warp[0] * warp[1] // 32 > 128
+            sound += not wrong and powers_only and not small and m * n * k // prod(warp) <= 16
+    # Of what covers its tile the rules may refuse what does not fit shared memory.
+    assert accepted > 300 and 0.8 * sound <= accepted <= sound
 
 
 def test_no_zero_in_a_configuration() -> None:

@@ -34,31 +34,45 @@ def copies(spec: KernelSpec) -> Iterator[str]:
 
 
 def tile(spec: KernelSpec) -> Iterator[str]:
-    """Tiles divide evenly, down to the instruction."""
-    block_tile, warp = spec.config.tile, spec.config.warp
+    """Tiles divide evenly among warps, down to the instruction."""
+    block, warp = spec.config.tile, spec.config.warp
     if warp is None:
         yield "a multistage kernel needs a warp tile; add one like w64x64x64"
         return
-    for axis, block, part, unit in zip("mnk", block_tile, warp, (16, 32, 64), strict=True):
-        if block % part:
-            yield f"tile {axis} {block} is not a multiple of the warp tile's {part}"
-        if part % unit:
-            yield f"warp tile {axis} {part} is not a multiple of {unit}"
-    warps = prod(block // part for block, part in zip(block_tile, warp, strict=True))
-    if block_tile[2] not in (64, 128):
-        yield f"tile k {block_tile[2]} is not 64 or 128"
-    for axis, extent in zip("mn", block_tile, strict=False):
-        # Every thread copies at least 16 bytes of each operand's tile.
-        if extent * block_tile[2] < 16 * 32 * warps:
-            yield f"tile {axis} {extent} with k {block_tile[2]} has too little to copy for {warps} warps; use fewer"
-    if warps > 16:
-        yield f"tile {block_tile} in warp tiles {warp} makes {warps} warps; at most 16"
+    for axis, extent, part, smallest in zip("mnk", block, warp, (16, 32, 64), strict=True):
+        if extent % part:
+            yield f"tile {axis} {extent} is not a multiple of the warp tile's {part}"
+        # CUTLASS lays threads over the tile by divisions that round down: what is no power of two is left out silently.
+        for what, value in (("tile", extent), ("warp tile", part)):
+            if value < smallest or value.bit_count() != 1:
+                yield f"{what} {axis} {value} is not a power of two from {smallest} on"
+    if block[2] not in (64, 128):
+        yield f"tile k {block[2]} is not 64 or 128"
     # Accurate accumulation keeps the promoted sums beside the tensor core's.
     accumulators = warp[0] * warp[1] // 32 * (1 if spec.config.fast_accum else 2)
     if accumulators > _MAX_ACCUMULATORS:
         yield (
             f"warp tile {warp[0]}x{warp[1]} needs {accumulators} accumulator registers a thread, at most "
             f"{_MAX_ACCUMULATORS} fit; use a smaller warp tile"
+        )
+
+
+def warps(spec: KernelSpec) -> Iterator[str]:
+    """Every warp has something to copy, and a row of the result to store."""
+    block, warp = spec.config.tile, spec.config.warp
+    if warp is None or any(extent % part for extent, part in zip(block, warp, strict=True)):
+        return
+    count = prod(extent // part for extent, part in zip(block, warp, strict=True))
+    if count > 16:
+        yield f"tile {'x'.join(map(str, block))} is cut into {count} warp tiles; at most 16"
+    for axis, extent in zip("mn", block, strict=False):
+        # Each thread copies at least 16 bytes of each operand's tile.
+        if extent * block[2] < 16 * 32 * count:
+            yield f"tile {axis} {extent} with k {block[2]} has too little to copy for {count} warps; use fewer"
+    if warp[2] < block[2] and warp[1] == 32 and spec.out.bytes == 2:
+        yield (
+            "warp tile n 32 with a sliced tile k is too narrow for the slices to share the stores of "
+            f"{spec.out.value} results; use a warp tile n of 64, or of tile k {block[2]}"
         )
 
 
@@ -72,7 +86,7 @@ def slices(spec: KernelSpec) -> Iterator[str]:
         )
 
 
-RULES: tuple[Rule, ...] = (options, tile, slices, common.stages, copies)
+RULES: tuple[Rule, ...] = (options, tile, warps, slices, common.stages, copies)
 
 
 def smem_bytes(spec: KernelSpec, stages: int) -> int:
