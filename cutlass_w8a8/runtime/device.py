@@ -88,7 +88,7 @@ def arch_from_environment() -> Arch | None:
 
 
 def force_arch(index: int | None, arch: Arch) -> Callable[[], None]:
-    """Have ``arch`` serve device ``index`` (None: all devices), ahead of what was forced before; returns the undoing."""
+    """Have ``arch`` serve device ``index`` (None: all devices), ahead of what was forced before; returns the undo."""
     entry = (index, arch)
     _forced.append(entry)
     arch_of.cache_clear()
