@@ -1,7 +1,7 @@
 """CUTLASS's arithmetic for multistage kernels: which thread copies and stores what, and what falls through.
 
-Its maps divide rounding down, and assert only that nothing becomes zero. What a remainder stood for is then not
-copied or not stored, and nobody says so. This is that arithmetic written down again (`PitchLinearWarpRakedThreadMap`, the row
+Its maps divide rounding down, and assert only that nothing becomes zero. What a remainder stood for is then not copied
+or not stored, and nobody says so. This is that arithmetic written down again (`PitchLinearWarpRakedThreadMap`, the row
 arrangement of `OutputTileOptimalThreadMap`, the ldmatrix iterations of m8n8k16), independent of the package's rules,
 which are simpler and must refuse all that is wrong here.
 """
