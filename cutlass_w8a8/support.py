@@ -31,7 +31,8 @@ class Support:
         supported: the answer.
         reason: why not; empty if it is.
         arch: the architecture whose kernels serve it; empty if it is not.
-        note: what there is to say of that; empty if those kernels are made for this capability.
+        note: what there is to say of that: that the kernels are another capability's, or of an older kind than the
+            chip's own; else empty.
     """
 
     supported: bool
@@ -93,7 +94,8 @@ def is_supported(
             f"{operand.value} kernels for {found.arch.name} need CUDA {spell(needed)} or newer to be compiled, not "
             f"{spell(oldest)}",
         )
-    return Support(True, arch=found.arch.name, note=found.note)
+    notes = (found.note, found.arch.mainloop(operand).note)
+    return Support(True, arch=found.arch.name, note="; ".join(filter(None, notes)))
 
 
 def _version(name: str, value: object, example: str) -> tuple[int, int]:
@@ -139,23 +141,27 @@ def explain(
     *,
     config: Config = None,
     capability: Capability | None = None,
+    sm_count: int | None = None,
 ) -> Explanation:
     """The kernel that serves this call on a device of ``capability`` (default: that of a's device).
 
     Nothing is compiled or launched, and CPU tensors are welcome when ``capability`` is given. An architecture forced by
-    `use_arch` or ``CUTLASS_W8A8_ARCH`` counts for a's device, not for a capability that is given.
+    `use_arch` or ``CUTLASS_W8A8_ARCH`` counts for a's device, not for a capability that is given. ``sm_count`` is the
+    number of multiprocessors to choose for; without it, and without a device, that of a typical one of the capability.
 
     Raises:
         ArgumentError: as for `scaled_mm`; also when a is on the CPU and no capability is given.
     """
     request = check(a, b, scale_a, scale_b, out_dtype, bias, azp_adj, azp, None)
+    if sm_count is not None and (not isinstance(sm_count, int) or sm_count < 1):
+        raise ArgumentError(f"sm_count is {sm_count!r}; pass the number of multiprocessors, or None")
     if capability is None:
         if not a.is_cuda:
             raise ArgumentError("a is on the CPU; pass capability=(major, minor) to say for which device to explain")
         where = device(a.get_device())
-        return choose(request, arch_of(where), config, where.sm_count)
+        return choose(request, arch_of(where), config, sm_count or where.sm_count)
     found = match(_version("capability", capability, "(9, 0), as torch.cuda.get_device_capability() returns"))
-    return replace(choose(request, found.arch, config), note=found.note)
+    return replace(choose(request, found.arch, config, sm_count), note=found.note)
 
 
 def choose(request: Request, arch: Arch, config: Config, sm_count: int | None = None) -> Explanation:

@@ -40,7 +40,7 @@ from rich.table import Table
 from cutlass_w8a8 import pipeline
 from cutlass_w8a8.arch import ARCHS
 from cutlass_w8a8.cache.store import Entry, Store
-from cutlass_w8a8.dispatch import table
+from cutlass_w8a8.dispatch import rows_of
 from cutlass_w8a8.dtypes import DType
 from cutlass_w8a8.evt.epilogues import EpilogueSpec
 from cutlass_w8a8.runtime.abi import Library
@@ -90,7 +90,7 @@ def shipped() -> list[KernelSpec]:
     for arch in ARCHS.values():
         for operand in arch.operands:
             most = "azp-token-bias_token_channel" if operand is DType.INT8 else "scaled-bias_token_channel"
-            for row in table(arch, operand):
+            for row in rows_of(arch, operand):
                 for epilogue, out in (("scaled_tensor_tensor", DType.BF16), (most, DType.FP32)):
                     found.append(KernelSpec(arch, operand, out, EpilogueSpec.parse(epilogue), row.config))
     return list(dict.fromkeys(found))

@@ -172,7 +172,7 @@ def suits(epilogue: EpilogueSpec, operand: DType) -> bool:
 
 
 def table_configs(arch: Arch, operand: DType) -> list[KernelConfig]:
-    return list(dict.fromkeys(row.config.compiled for row in dispatch.table(arch, operand)))
+    return list(dict.fromkeys(row.config.compiled for row in dispatch.rows_of(arch, operand)))
 
 
 def write_sources(specs: Iterable[KernelSpec], folder: Path) -> None:

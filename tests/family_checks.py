@@ -8,7 +8,7 @@ from typing import Any
 import cutlass_w8a8
 from cutlass_w8a8.arch import ARCHS, Arch, Family
 from cutlass_w8a8.config import KernelConfig
-from cutlass_w8a8.dispatch import table
+from cutlass_w8a8.dispatch import rows_of
 from cutlass_w8a8.dtypes import DType
 from cutlass_w8a8.evt.epilogues import EpilogueSpec
 from cutlass_w8a8.spec import KernelSpec
@@ -54,7 +54,7 @@ def plan(arch: Arch) -> Plan:
     found: Plan = {}
     for operand in arch.operands:
         extra = _FP8 if operand is DType.E4M3 else _ONE_STAGE_PAIR if arch.name == "sm75" else _DEEP
-        configs = [row.config.name for row in table(arch, operand)] + list(extra)
+        configs = [row.config.name for row in rows_of(arch, operand)] + list(extra)
         chosen = _combinations(arch, operand)
         found |= {c: [config] for c, config in zip(chosen, itertools.cycle(configs), strict=False)}
         found[max(chosen, key=lambda c: (c.bias, c.azp == "token", c.out == "bf16"))] = [None, *configs]

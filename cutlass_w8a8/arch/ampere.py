@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from cutlass_w8a8.arch.base import KB, Arch, Family, Mainloop
 from cutlass_w8a8.dtypes import DType
 
 INT8_MMA_SYNC = Mainloop(
     DType.INT8, Family.MULTISTAGE, "cutlass::arch::Sm80", sass="IMMA.16832", instruction=(16, 8, 32)
+)
+# On chips that have a main loop of their own, but not for integers.
+INT8_STAND_IN = replace(
+    INT8_MMA_SYNC, note="int8 runs main loops of an older kind here (mma.sync); fp8 has the chip's own: prefer it"
 )
 E4M3_MMA_SYNC = Mainloop(
     DType.E4M3,

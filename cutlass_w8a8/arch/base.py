@@ -37,6 +37,7 @@ class Mainloop:
         sass: how the machine code's tensor-core instruction begins.
         instruction: its extents (m, n, k), where they are a template argument.
         min_toolkit: the oldest CUDA toolkit (major, minor) that has the instruction.
+        note: what a user should know of it.
     """
 
     operand: DType
@@ -45,6 +46,7 @@ class Mainloop:
     sass: str
     instruction: tuple[int, int, int] | None = None
     min_toolkit: Toolkit = (12, 0)
+    note: str = ""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ a trap; int8 takes the mma.sync main loop instead.
 
 from __future__ import annotations
 
-from cutlass_w8a8.arch.ampere import INT8_MMA_SYNC
+from cutlass_w8a8.arch.ampere import INT8_STAND_IN
 from cutlass_w8a8.arch.base import KB, Arch, Family, Mainloop
 from cutlass_w8a8.dtypes import DType
 
@@ -28,7 +28,7 @@ SM103 = Arch(
     devices="B300, GB300",
     target="103a",
     smem_bytes=227 * KB,
-    mainloops=(_E4M3, INT8_MMA_SYNC),
+    mainloops=(_E4M3, INT8_STAND_IN),
     min_toolkit=(12, 9),
 )
 SM110 = Arch(

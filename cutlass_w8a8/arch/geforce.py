@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cutlass_w8a8.arch.ampere import INT8_MMA_SYNC
+from cutlass_w8a8.arch.ampere import INT8_STAND_IN
 from cutlass_w8a8.arch.base import KB, Arch, Family, Mainloop
 from cutlass_w8a8.dtypes import DType
 
@@ -14,7 +14,7 @@ SM120 = Arch(
     devices="RTX 50, RTX PRO Blackwell",
     target="120a",
     smem_bytes=99 * KB,
-    mainloops=(_E4M3, INT8_MMA_SYNC),
+    mainloops=(_E4M3, INT8_STAND_IN),
     min_toolkit=(12, 8),
 )
 SM121 = Arch(
@@ -23,6 +23,6 @@ SM121 = Arch(
     devices="GB10 (DGX Spark)",
     target="121a",
     smem_bytes=99 * KB,
-    mainloops=(_E4M3, INT8_MMA_SYNC),
+    mainloops=(_E4M3, INT8_STAND_IN),
     min_toolkit=(12, 9),
 )

@@ -43,6 +43,17 @@ def _parser() -> argparse.ArgumentParser:
     listing = verbs.add_parser("list", help="what the cache holds")
     listing.set_defaults(run=commands.listing)
 
+    support = verbs.add_parser("support", help="what serves a compute capability, or why nothing does; needs no GPU")
+    support.add_argument(
+        "capabilities",
+        nargs="*",
+        type=commands.capability,
+        metavar="CAPABILITY",
+        help="such as 8.9; default: all known",
+    )
+    support.add_argument("--configs", action="store_true", help="list the configurations that dispatch may choose")
+    support.set_defaults(run=commands.support)
+
     check = verbs.add_parser("doctor", help="what was found on this machine, whether it suffices, and the remedy")
     check.set_defaults(run=doctor)
     return parser

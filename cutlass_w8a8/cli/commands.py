@@ -1,15 +1,20 @@
-"""The commands about kernels: show, build, list."""
+"""The commands about kernels: show, build, list, support."""
 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 
 from cutlass_w8a8 import emit, pipeline
+from cutlass_w8a8.arch import ARCHS, Capability, spell
+from cutlass_w8a8.arch import match as match_capability
 from cutlass_w8a8.cache.location import cache_root
 from cutlass_w8a8.cache.store import Entry, Store
 from cutlass_w8a8.cli.options import kernel
-from cutlass_w8a8.errors import CacheError
+from cutlass_w8a8.dispatch import rows_of
+from cutlass_w8a8.dtypes import OPERAND_DTYPES
+from cutlass_w8a8.errors import CacheError, UnsupportedError
 from cutlass_w8a8.evt import draw
 from cutlass_w8a8.runtime.abi import Library
 
@@ -59,6 +64,36 @@ def build(options: argparse.Namespace) -> int:
     }
     for label, value in rows.items():
         print(f"{label:15}{value}")
+    return 0
+
+
+def capability(text: str) -> Capability:
+    """A compute capability written as ``8.9``."""
+    match = re.fullmatch(r"(\d{1,3})\.(\d{1,2})", text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a compute capability; write it like 8.9")
+    return int(match[1]), int(match[2])
+
+
+def support(options: argparse.Namespace) -> int:
+    """Print what serves each capability, for each operand type."""
+    for asked in options.capabilities or [arch.capability for arch in ARCHS.values()]:
+        for operand in OPERAND_DTYPES:
+            head = f"{spell(asked):5} {operand.value:5}"
+            try:
+                found = match_capability(asked)
+                mainloop = found.arch.mainloop(operand)
+            except UnsupportedError as error:
+                print(f"{head} no: {error}")
+                continue
+            notes = "; ".join(filter(None, (found.note, mainloop.note)))
+            toolkit = spell(found.arch.toolkit_for(operand))
+            print(
+                f"{head} {found.arch.name}, {mainloop.family.value}, CUDA {toolkit}" + (f" ({notes})" if notes else "")
+            )
+            if options.configs:
+                for row in rows_of(found.arch, operand):
+                    print(f"            {row.config.name}")
     return 0
 
 

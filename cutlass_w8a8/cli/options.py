@@ -62,11 +62,18 @@ def add_kernel_options(parser: argparse.ArgumentParser) -> None:
     base.add_argument(
         "--config", type=_reader(KernelConfig.parse), metavar="NAME", help="such as 128x128x128_2x1_pingpong"
     )
-    base.add_argument("--tile", type=_reader(_extents(3)), metavar="MxNxK", help="block tile; needs --schedule")
+    base.add_argument(
+        "--tile",
+        type=_reader(_extents(3)),
+        metavar="MxNxK",
+        help="block tile; with --schedule or, multistage, --warp and --stages",
+    )
     how.add_argument("--cluster", type=_reader(_extents(2)), metavar="MxN", help="thread-block cluster")
     how.add_argument("--schedule", type=Schedule, choices=list(Schedule), metavar="NAME", help=_one_of(Schedule))
     how.add_argument("--warp", type=_reader(_extents(3)), metavar="MxNxK", help="warp tile (multistage)")
-    how.add_argument("--stages", type=int, metavar="N", help="main loop stages; default: as many as fit")
+    how.add_argument(
+        "--stages", type=int, metavar="N", help="main loop stages; default: as many as fit (multistage: none)"
+    )
     how.add_argument("--scheduler", type=Scheduler, choices=list(Scheduler), metavar="NAME", help=_one_of(Scheduler))
     yes_no: dict[str, Any] = {"action": argparse.BooleanOptionalAction, "default": None}
     how.add_argument("--swap-ab", help="compute the transposed problem (not multistage)", **yes_no)

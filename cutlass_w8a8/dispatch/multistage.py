@@ -2,7 +2,7 @@
 
 Small M is bound by the weights' bandwidth: narrow block tiles and deep pipelines keep more of them in flight, and two
 warps that share a tile along k where it has too few rows for more. Rates per clock are those of the chips' data sheets,
-for one product of each row (T4, A100 80 GB, A10, AGX Orin, L40S; for 10.3, 12.0 and 12.1 mma.sync at the rate of 8.9).
+for one product of each row (T4, A100 80 GB, A10, AGX Orin, L40S; B300; for 12.0 and 12.1 mma.sync at the rate of 8.9).
 On an H200, where these kernels run too, sm80's choice loses 0.9 % to the best measured (benchmarks/README.md).
 """
 
@@ -53,7 +53,7 @@ TABLES: Tables = {
     "sm86": {DType.INT8: rows(_SMALL_SMEM, Roofline(sms=72, macs=1024, dram_bytes=354))},
     "sm87": {DType.INT8: rows(_LARGE_SMEM, Roofline(sms=16, macs=2048, dram_bytes=158))},
     "sm89": {DType.E4M3: rows(_FP8, _ADA), DType.INT8: rows(_SMALL_SMEM, _ADA)},
-    "sm103": {DType.INT8: rows(_LARGE_SMEM, Roofline(sms=148, macs=1024, dram_bytes=4324))},
+    "sm103": {DType.INT8: rows(_LARGE_SMEM, Roofline(sms=148, macs=512, dram_bytes=4324))},
     "sm120": {DType.INT8: rows(_SMALL_SMEM, Roofline(sms=170, macs=1024, dram_bytes=744))},
     "sm121": {DType.INT8: rows(_SMALL_SMEM, Roofline(sms=48, macs=1024, dram_bytes=109))},
 }

@@ -20,7 +20,7 @@ TABLES: Tables = {
 }
 
 
-def table(arch: Arch, operand: DType) -> tuple[Row, ...]:
+def rows_of(arch: Arch, operand: DType) -> tuple[Row, ...]:
     """The rows of ``arch`` for ``operand``.
 
     Raises:
@@ -37,7 +37,7 @@ def select(problem: Problem) -> KernelConfig:
         UnsupportedError: the arch does not multiply the operand type, or no row fits.
     """
     extents = problem.m, problem.n, problem.k
-    fitting = [row for row in table(problem.arch, problem.operand) if row.fits(*extents)]
+    fitting = [row for row in rows_of(problem.arch, problem.operand) if row.fits(*extents)]
     if not fitting:
         raise UnsupportedError(
             f"no {problem.arch.name} {problem.operand.value} configuration fits "

@@ -84,7 +84,7 @@ def _load(path: Path, device: Device) -> LoadedKernel:
             raise LaunchError(f"cannot load {path}: {error}; delete its folder to have it rebuilt") from error
         image = check(
             driver.cuLibraryLoadData(bytes(library.image), None, None, 0, None, None, 0),
-            f"load the image of {path}",
+            f"load the image of {path} (if the driver is older than its toolkit, cutlass-w8a8 doctor says so)",
         )
         kernel = check(driver.cuLibraryGetKernel(image, KERNEL_SYMBOL), f"find the kernel in {path}")
         _libraries[path] = library, image, kernel

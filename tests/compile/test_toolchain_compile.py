@@ -46,7 +46,7 @@ def compile_files(arch: Arch, tmp_path: Path, files: dict[str, str]) -> CompileR
         pytest.skip("the CUTLASS headers are not installed")
     workdir = tmp_path / "work"
     workdir.mkdir()
-    config = dispatch.table(arch, DType.INT8)[0].config
+    config = dispatch.rows_of(arch, DType.INT8)[0].config
     flags = flags_for(KernelSpec(arch, DType.INT8, DType.BF16, EpilogueSpec.of(), config))
     return compile_kernel(files, flags, find_toolkit(), headers, workdir, keep=tmp_path / "failed")
 

@@ -55,7 +55,9 @@ def test_capability_gets_its_kernels_or_the_reason(capability: Capability) -> No
         if isinstance(expected, Family):
             assert support and support.reason == "" and support.arch == name.rstrip("*")
             assert arch_for(capability).mainloop(operand).family is expected
-            assert bool(support.note) == name.endswith("*")
+            assert ("is not known" in support.note) == name.endswith("*")
+            stand_in = operand is DType.INT8 and capability in ((10, 3), (12, 0), (12, 1))
+            assert ("prefer" in support.note) == stand_in and bool(support.note) == (stand_in or "*" in name)
         else:
             assert not support and support.arch == "" and re.search(expected, support.reason)
             assert "compute capability {}.{}".format(*capability) in support.reason
@@ -248,6 +250,15 @@ def test_integers_of_other_libraries_are_numbers_too() -> None:
     assert cutlass_w8a8.explain(a, b, scale, scale, capability=capability).spec.arch is SM90
     stand_in = cutlass_w8a8.explain(a, b, scale, scale, capability=(13, 0))
     assert stand_in.spec.arch.name == "sm89" and "13.0 is not known" in stand_in.note
+
+
+def test_multiprocessors_to_choose_for_can_be_named() -> None:
+    a, b, scale = torch.ones(128, 4096, dtype=torch.int8), torch.ones(6144, 4096, dtype=torch.int8).t(), torch.ones(1)
+    few, many = (cutlass_w8a8.explain(a, b, scale, scale, capability=(8, 9), sm_count=n).config for n in (48, 142))
+    assert few != many
+    for wrong in (0, -1, 1.5):
+        with pytest.raises(ArgumentError, match="pass the number of multiprocessors"):
+            cutlass_w8a8.explain(a, b, scale, scale, capability=(8, 9), sm_count=wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -128,6 +128,24 @@ def test_pipe_that_closes_early_is_no_error() -> None:
     assert done.stdout.splitlines()[-1] == "0" and done.stderr == ""
 
 
+def test_support_says_what_serves_each_capability(capsys: Capture) -> None:
+    assert main(["support"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2 * len(ARCHS)
+    assert "7.5   e4m3  no: sm75 has no e4m3 tensor cores" in "\n".join(lines)
+    assert "9.0   e4m3  sm90, hopper, CUDA 12.0" in lines
+    assert main(["support", "7.0", "13.0", "8.6", "--configs"]) == 0
+    out = capsys.readouterr().out
+    assert "7.0   int8  no: compute capability 7.0 is served by no kernels" in out
+    assert "13.0  e4m3  sm89, multistage, CUDA 12.4 (compute capability 13.0 is not known" in out
+    names = [row.config.name for row in TABLES["sm86"][DType.INT8]]
+    assert out.splitlines()[-len(names) :] == [f"            {name}" for name in names]
+    for wrong in ("9", "nine.zero", "9.0.0"):
+        with pytest.raises(SystemExit):
+            main(["support", wrong])
+        assert "write it like 8.9" in capsys.readouterr().err
+
+
 # Exit statuses --------------------------------------------------------------------------------------------------------
 
 

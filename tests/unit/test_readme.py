@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import json
 import re
 import shlex
@@ -40,16 +41,24 @@ def commands(program: str) -> list[list[str]]:
 
 def test_commands_are_understood(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     shown = commands("cutlass-w8a8")
-    assert len(shown) == 2
-    for command in shown:
+    assert [command[1] for command in shown] == ["show", "show", "support", "support"]
+    for command in shown[2:] + shown[:2]:
         assert cli.main(command[1:]) == 0
     drawn = capsys.readouterr().out.split("#endif\n")[-1].strip()
     assert "\n".join(line.removeprefix("    ") for line in TEXT.splitlines()).count(drawn) == 1
 
-    (made,) = commands("scripts/pregenerate.py")
-    assert pregenerate.main([*made[2:], "--print-plan"]) == 0
-    count = len(json.loads(capsys.readouterr().out))
-    assert f"each of the {count} configurations" in TEXT
+    counts = []
+    for made in commands("scripts/pregenerate.py"):
+        assert pregenerate.main([*made[2:], "--print-plan"]) == 0
+        counts.append(len(json.loads(capsys.readouterr().out)))
+    assert len(counts) == 3 and f"each of the {counts[0]} configurations" in TEXT
+
+
+def test_dialogue_is_as_told() -> None:
+    (dialogue,) = re.findall(r"```pycon\n(.*?)```", TEXT, re.DOTALL)
+    test = doctest.DocTestParser().get_doctest(dialogue, {}, "README", None, 0)
+    runner = doctest.DocTestRunner(verbose=False)
+    assert len(test.examples) == 4 and runner.run(test).failed == 0
 
 
 def test_variables_are_those_the_code_reads() -> None:

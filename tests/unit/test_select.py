@@ -136,19 +136,30 @@ def test_arch_lists_the_operands_its_tables_serve() -> None:
 
 
 def test_roofline_counts_clocks() -> None:
-    roofline = Roofline(sms=10, macs=1024, dram_bytes=100)
+    unbounded = 10**12  # bytes of memory a clock, so that only work counts
+    roofline = Roofline(sms=10, macs=1024, dram_bytes=unbounded)
     config = KernelConfig.parse("128x128x64_w64x64x64_multistage_s5")
     # 16 clocks of multiplication for each k, 8 of fetching; ten multiprocessors take ten tiles at once.
-    assert roofline.time(config, 128, 1280, 4096) == roofline.time(config, 1, 8, 4096) == 16 * 4096 + 1000
-    assert roofline.time(config, 129, 1280, 4096) == 2 * (16 * 4096 + 1000)
-    assert roofline.time(config, 129, 1280, 4096, sm_count=20) == 16 * 4096 + 1000
+    one_wave = pytest.approx(16 * 4096 + 1000)
+    assert roofline.time(config, 128, 1280, 4096) == one_wave and roofline.time(config, 1, 8, 4096) == one_wave
+    assert roofline.time(config, 129, 1280, 4096) == pytest.approx(2 * (16 * 4096 + 1000))
+    assert roofline.time(config, 129, 1280, 4096, sm_count=20) == one_wave
     narrow = KernelConfig.parse("16x64x128_w16x64x64_multistage_s5")
     # One clock to multiply, two and a half to fetch.
-    assert roofline.time(narrow, 16, 640, 4096) == pytest.approx((640 + 16) * 4096 / 100 + 2 * 16 * 640 / 100)
-    assert Roofline(10, 1024, 10**9).time(narrow, 16, 640, 4096) == 2.5 * 4096 + 1000
+    work = 2.5 * 4096 + 1000
+    assert roofline.time(narrow, 16, 640, 4096) == pytest.approx(work)
+    memory = ((640 + 16) * 4096 + 2 * 16 * 640) / 100
+    assert Roofline(10, 1024, 100).time(narrow, 16, 640, 4096) == pytest.approx(memory + work / 10)
     # Two blocks share a tile of 2sm: 128 rows each, and both fetch half of the columns.
     pair = KernelConfig.parse("256x128x128_2x1_2sm")
-    assert Roofline(10, 8192, 10**9).time(pair, 256, 128, 4096) == (128 + 128 / 2) * 4096 / 32 + 1000
+    expected = (128 + 128 / 2) * 4096 / 32 + 1000
+    assert Roofline(10, 8192, unbounded).time(pair, 256, 128, 4096) == pytest.approx(expected)
+
+
+def test_tiles_that_wait_for_memory_alike_are_told_apart_by_their_work() -> None:
+    for name in ("sm86", "sm89", "sm120"):
+        config = select(problem(ARCHS[name], DType.INT8, 64, 10240, 8192))
+        assert config.tile[0] >= 64, name
 
 
 MODELLED = [pair for pair in SERVED if isinstance(TABLES[pair[0].name][pair[1]][0].cost, Roofline)]

@@ -99,4 +99,5 @@ def validate(spec: KernelSpec, launch: KernelConfig | None = None) -> None:
     spec.epilogue.tree(spec.operand.accumulator, spec.out)
     reasons = problems(spec, launch)
     if reasons:
-        raise ConfigError(f"config {spec.config.name!r} is impossible for {spec.arch.name}: " + "; ".join(reasons))
+        name = (launch or spec.config).name
+        raise ConfigError(f"config {name!r} is impossible for {spec.arch.name}: " + "; ".join(reasons))
