@@ -42,6 +42,7 @@ from cutlass_w8a8.arch import ARCHS
 from cutlass_w8a8.cache.store import Entry, Store
 from cutlass_w8a8.dispatch import rows_of
 from cutlass_w8a8.dtypes import DType
+from cutlass_w8a8.errors import W8A8Error
 from cutlass_w8a8.evt.epilogues import EpilogueSpec
 from cutlass_w8a8.runtime.abi import Library
 from cutlass_w8a8.spec import KernelSpec
@@ -251,8 +252,12 @@ def main() -> int:
     if cuobjdump is None:
         print("machine_code: no cuobjdump; run: pip install nvidia-cuda-cuobjdump", file=sys.stderr)
         return 2
-    with ThreadPoolExecutor() as pool:
-        reports = list(pool.map(lambda pair: look(cuobjdump, *pair), entries(options.cache)))
+    try:
+        with ThreadPoolExecutor() as pool:
+            reports = list(pool.map(lambda pair: look(cuobjdump, *pair), entries(options.cache)))
+    except (OSError, ValueError, W8A8Error) as error:
+        print(f"machine_code: a kernel of {options.cache} cannot be read here: {error}", file=sys.stderr)
+        return 2
     summarise(reports, Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 250))
     wrong = sum(bool(report.problems) for report in reports)
     print(f"{len(reports)} kernels, {wrong} wrong")
