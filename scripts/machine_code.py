@@ -14,6 +14,7 @@ instruction that its architecture promises for its operands, or uses more shared
 from __future__ import annotations
 
 import argparse
+import ctypes
 import importlib.util
 import json
 import re
@@ -34,6 +35,7 @@ from scripts.installed import require_package
 
 require_package()
 
+from elftools.elf.elffile import ELFFile
 from rich.console import Console
 from rich.table import Table
 
@@ -44,12 +46,12 @@ from cutlass_w8a8.dispatch import rows_of
 from cutlass_w8a8.dtypes import DType
 from cutlass_w8a8.errors import W8A8Error
 from cutlass_w8a8.evt.epilogues import EpilogueSpec
-from cutlass_w8a8.runtime.abi import Library
+from cutlass_w8a8.runtime.abi import Info
 from cutlass_w8a8.spec import KernelSpec
 from scripts import machine
 
 _MMA = re.compile(r"(?:UTC[A-Z]*|[A-Z]G?)MMA(?:\.[A-Za-z0-9_]+)*")
-_LINE = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.a-z]*)([^;]*);", re.MULTILINE)
+_LINE = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(@!?U?P\w+\s+)?([A-Z][A-Z0-9_.a-z]*)([^;]*);", re.MULTILINE)
 _TARGET = re.compile(r"0x([0-9a-f]+)\s*$")
 
 
@@ -126,7 +128,8 @@ class Code:
     Attributes:
         multiply: tensor-core instructions by address.
         local: addresses of accesses to local memory.
-        loops: first and last address of every loop: what a backward branch spans.
+        loops: first and last address of every loop: what a backward branch spans. Blocks that wait stand behind the
+            kernel's end and branch back into its middle, over an exit that is not conditional; these are no loops.
     """
 
     multiply: dict[int, str]
@@ -149,22 +152,47 @@ class Code:
 
 def parse(text: str) -> Code:
     """What `disassemble` printed."""
-    multiply, local, loops = {}, [], []
+    multiply: dict[int, str] = {}
+    local: list[int] = []
+    loops: list[tuple[int, int]] = []
+    exits: list[int] = []
     for match in _LINE.finditer(text):
-        address, name = int(match[1], 16), match[2]
+        address, name = int(match[1], 16), match[3]
         if _MMA.fullmatch(name):
             multiply[address] = name
         elif name.split(".")[0] in ("STL", "LDL"):
             local.append(address)
-        elif name.split(".")[0] == "BRA" and (target := _TARGET.search(match[3])) and int(target[1], 16) < address:
-            loops.append((int(target[1], 16), address))
+        elif name == "EXIT" and not match[2]:
+            exits.append(address)
+        elif name.split(".")[0] == "BRA" and (target := _TARGET.search(match[4])):
+            start = int(target[1], 16)
+            if start < address and not any(start < end < address for end in exits):
+                loops.append((start, address))
     return Code(multiply, tuple(local), tuple(loops))
+
+
+def contents(path: Path) -> tuple[Info, bytes]:
+    """The static facts and the fat binary of a kernel's library, which is not loaded.
+
+    So it may come from a machine whose C library this one's would not serve.
+    """
+    with path.open("rb") as file:
+        elf = ELFFile(file)
+        symbols = {symbol.name: symbol["st_value"] for symbol in elf.get_section_by_name(".dynsym").iter_symbols()}
+
+        def read(begin: int, size: int) -> bytes:
+            file.seek(next(elf.address_offsets(begin, size)))
+            return file.read(size)
+
+        info = Info.from_buffer_copy(read(symbols["w8a8_info"], ctypes.sizeof(Info)))
+        begin = symbols["w8a8_image"]
+        return info, read(begin, symbols["w8a8_image_end"] - begin)
 
 
 def look(cuobjdump: str, entry: Entry, spec: KernelSpec) -> Report:
     """The report of one cached kernel."""
-    library = Library(str(entry.library))
-    text, ptx = disassemble(cuobjdump, bytes(library.image))
+    info, image = contents(entry.library)
+    text, ptx = disassemble(cuobjdump, image)
     code = parse(text)
     counts = Counter(code.multiply.values())
     resources = entry.manifest["resources"]
@@ -172,10 +200,8 @@ def look(cuobjdump: str, entry: Entry, spec: KernelSpec) -> Report:
     problems = []
     if not counts or not all(name.startswith(expected) for name in counts):
         problems.append(f"{', '.join(counts) or 'no tensor-core instruction'} in the machine code, not {expected}")
-    if library.info.smem_bytes > spec.arch.smem_bytes:
-        problems.append(
-            f"{library.info.smem_bytes} bytes of shared memory, {spec.arch.name} has {spec.arch.smem_bytes}"
-        )
+    if info.smem_bytes > spec.arch.smem_bytes:
+        problems.append(f"{info.smem_bytes} bytes of shared memory, {spec.arch.name} has {spec.arch.smem_bytes}")
     if ptx != spec.arch.portable:
         problems.append("PTX is embedded" if ptx else "no PTX is embedded")
     in_mainloop, in_tile_loop = code.local_in_loops()
@@ -190,7 +216,7 @@ def look(cuobjdump: str, entry: Entry, spec: KernelSpec) -> Report:
         spill_loads=resources["spill_loads"],
         in_mainloop=in_mainloop,
         in_tile_loop=in_tile_loop,
-        smem_bytes=library.info.smem_bytes,
+        smem_bytes=info.smem_bytes,
         ptx=ptx,
         problems=problems,
     )
