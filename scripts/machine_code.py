@@ -7,8 +7,9 @@
 
 The plan is every configuration of every table, with the least epilogue and with the most.
 
-Needs cuobjdump (of a CUDA toolkit, or of the nvidia-cuda-cuobjdump wheel), no GPU. Exits 1 if a kernel lacks the
-instruction that its architecture promises for its operands, or uses more shared memory than a block may have.
+Needs cuobjdump and nvdisasm (of a CUDA toolkit, or the wheels nvidia-cuda-cuobjdump and nvidia-cuda-nvdisasm), no GPU.
+Exits 1 if a kernel lacks the instruction that its architecture promises for its operands, or uses more shared memory
+than a block may have.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from cutlass_w8a8.arch import ARCHS
 from cutlass_w8a8.cache.store import Entry, Store
 from cutlass_w8a8.dispatch import rows_of
 from cutlass_w8a8.dtypes import DType
-from cutlass_w8a8.errors import W8A8Error
+from cutlass_w8a8.errors import ToolchainError, W8A8Error
 from cutlass_w8a8.evt.epilogues import EpilogueSpec
 from cutlass_w8a8.runtime.abi import Info
 from cutlass_w8a8.spec import KernelSpec
@@ -110,13 +111,24 @@ def find_cuobjdump() -> str | None:
 
 
 def disassemble(cuobjdump: str, image: bytes) -> tuple[str, bool]:
-    """The machine code of a fat binary as text, and whether PTX is embedded."""
+    """The machine code of a fat binary as text, and whether PTX is embedded.
+
+    Raises:
+        ToolchainError: cuobjdump fails.
+    """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.fatbin"
         path.write_bytes(image)
 
         def run(option: str) -> str:
-            return subprocess.run([cuobjdump, option, str(path)], capture_output=True, text=True, check=True).stdout
+            done = subprocess.run([cuobjdump, option, str(path)], capture_output=True, text=True, check=False)
+            if done.returncode:
+                said = (done.stderr or done.stdout).strip()
+                raise ToolchainError(
+                    f"{cuobjdump} {option} failed with status {done.returncode}: {said}; "
+                    "it needs nvdisasm beside it; run: pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm"
+                )
+            return done.stdout
 
         return run("-sass"), "PTX file" in run("-lptx")
 
@@ -276,7 +288,9 @@ def main() -> int:
         parser.error("--cache DIR is needed, unless --print-plan is given")
     cuobjdump = find_cuobjdump()
     if cuobjdump is None:
-        print("machine_code: no cuobjdump; run: pip install nvidia-cuda-cuobjdump", file=sys.stderr)
+        print(
+            "machine_code: no cuobjdump; run: pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm", file=sys.stderr
+        )
         return 2
     try:
         with ThreadPoolExecutor() as pool:
