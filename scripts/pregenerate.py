@@ -109,6 +109,8 @@ def kernels(options: argparse.Namespace) -> list[KernelSpec]:
         W8A8Error: one of them is impossible, or the plan cannot be read.
     """
     specs = read_plan(options.plan) if options.plan else product(options)
+    if not specs:
+        raise ArgumentError("the set is empty: the plan holds no kernels, or no epilogue suits the types")
     for spec in specs:
         if reasons := dispatch.problems(spec):
             raise ArgumentError(f"kernel {spec.name} is impossible: {'; '.join(reasons)}")
@@ -251,6 +253,17 @@ def report(outcomes: Sequence[Outcome], console: Console) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    try:
+        status = run(arguments)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        # The reader, such as head, has seen enough. Python would complain again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def run(arguments: Sequence[str] | None) -> int:
     options = parse(arguments)
     # A pipe has no width: lines as long as they need to be rather than folded names.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 250)

@@ -8,6 +8,7 @@ from pathlib import Path
 import platformdirs
 
 from cutlass_w8a8.errors import CacheError
+from cutlass_w8a8.paths import user_path
 
 ROOT_VARIABLE = "CUTLASS_W8A8_CACHE_DIR"
 
@@ -16,11 +17,12 @@ def cache_root() -> Path:
     """The cache directory: ``CUTLASS_W8A8_CACHE_DIR``, else this user's cache directory. It need not exist yet.
 
     Raises:
+        ArgumentError: the variable names a home that does not exist.
         CacheError: the variable holds a relative path, or the directory belongs to another user, whose libraries
             would run in this process.
     """
     explicit = os.environ.get(ROOT_VARIABLE)
-    root = Path(explicit).expanduser() if explicit else platformdirs.user_cache_path("cutlass_w8a8")
+    root = user_path(ROOT_VARIABLE, explicit) if explicit else platformdirs.user_cache_path("cutlass_w8a8")
     if not root.is_absolute():
         raise CacheError(
             f"{ROOT_VARIABLE}={explicit} is a relative path, which would mean another cache in every directory; "

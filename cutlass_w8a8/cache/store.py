@@ -11,12 +11,14 @@ absolute path, so that a cache directory can be copied to another machine, user 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import re
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -35,6 +37,8 @@ LIBRARY = "kernel.so"
 SOURCE = "kernel.cu"
 MANIFEST = "build.json"
 _LAYOUT = "v1"
+# Compiling takes minutes at most.
+_ABANDONED_SECONDS = 24 * 3600
 _log = logging.getLogger("cutlass_w8a8")
 
 
@@ -224,16 +228,29 @@ class Store:
     def workdir(self) -> Iterator[Path]:
         """An empty private directory on the cache's file system, removed afterwards.
 
+        What killed processes left behind is removed on the way.
+
         Raises:
-            CacheError: it cannot be made.
+            CacheError: it cannot be made, or cannot be written by the caller: the disk is full, or somebody has removed
+                the cache.
         """
         with self._writing():
             self._work.mkdir(parents=True, exist_ok=True)
+            self._sweep()
             directory = Path(tempfile.mkdtemp(dir=self._work))
         try:
-            yield directory
+            with self._writing():
+                yield directory
         finally:
             shutil.rmtree(directory, ignore_errors=True)
+
+    def _sweep(self) -> None:
+        """Remove working directories so old that no compilation can be using them."""
+        oldest = time.time() - _ABANDONED_SECONDS
+        for directory in self._work.iterdir():
+            with contextlib.suppress(OSError):
+                if directory.stat().st_mtime < oldest:
+                    shutil.rmtree(directory, ignore_errors=True)
 
     def failed(self, name: str) -> Path:
         """Where to leave the source and log of a kernel that does not compile."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from cutlass_w8a8.arch import Arch, spell
 from cutlass_w8a8.dtypes import DType
 from cutlass_w8a8.errors import ToolchainError
+from cutlass_w8a8.paths import user_path
 from cutlass_w8a8.toolchain.process import probe
 
 NVCC_VARIABLE = "CUTLASS_W8A8_NVCC"
@@ -149,7 +150,7 @@ def _cxx(values: dict[str, str | None]) -> tuple[Path, str]:
 
 def _find_nvcc(values: dict[str, str | None]) -> tuple[Path, str]:
     if explicit := values[NVCC_VARIABLE]:
-        path = Path(explicit).expanduser().absolute()
+        path = user_path(NVCC_VARIABLE, explicit).absolute()
         if not _is_executable(path):
             raise ToolchainError(
                 f"{NVCC_VARIABLE}={explicit} is not an executable file; set it to the path of nvcc, or unset it"
@@ -157,7 +158,7 @@ def _find_nvcc(values: dict[str, str | None]) -> tuple[Path, str]:
         return path, NVCC_VARIABLE
     for variable in ("CUDA_HOME", "CUDA_PATH"):
         if home := values[variable]:
-            path = Path(home).expanduser().absolute() / "bin" / "nvcc"
+            path = user_path(variable, home).absolute() / "bin" / "nvcc"
             if not _is_executable(path):
                 raise ToolchainError(
                     f"{variable}={home} holds no bin/nvcc; set it to a CUDA toolkit, unset it, "

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cutlass_w8a8.errors import ToolchainError
+from cutlass_w8a8.paths import user_path
 
 HEADERS_VARIABLE = "CUTLASS_W8A8_CUTLASS_DIR"
 PINNED_PACKAGE = "nvidia-cutlass==4.2.0.0"
@@ -49,7 +50,7 @@ def find_headers() -> Headers | None:
     """
     explicit = os.environ.get(HEADERS_VARIABLE)
     if explicit:
-        root = Path(explicit).expanduser().absolute()
+        root = user_path(HEADERS_VARIABLE, explicit).absolute()
         for include in (root, root / "include"):
             if _is_tree(include):
                 return _read(include)

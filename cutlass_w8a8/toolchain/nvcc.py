@@ -187,10 +187,15 @@ def _failure(step: Finished, files: Mapping[str, str], keep: Path, what: str | N
                 "takes about 3.5 GB: free some, or compile fewer kernels at once"
             )
     log = f"$ {command}\n{step.output}"
-    _keep(files, log, keep)
+    try:
+        _keep(files, log, keep)
+        kept = f"Source and full log: {keep}"
+    except OSError as error:
+        # What went wrong with the kernel must not be hidden by what went wrong with its record.
+        kept = f"Source and log could not be kept in {keep}: {error}"
     tail = "\n".join(step.output.rstrip().splitlines()[-_LOG_TAIL_LINES:])
     return CompileError(
-        f"{what}.\nSource and full log: {keep}\nCommand: {command}\nEnd of the log:\n{tail}",
+        f"{what}.\n{kept}\nCommand: {command}\nEnd of the log:\n{tail}",
         command=command,
         log=step.output,
         source=keep / SOURCE,

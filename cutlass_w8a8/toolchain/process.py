@@ -8,7 +8,7 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,7 +86,7 @@ def run_together(commands: Mapping[str, Sequence[str]], workdir: Path) -> dict[s
     """Run named commands at once in ``workdir``.
 
     Returns when all have ended or one has failed. In the second case the others are killed, and are missing from
-    the result. Output is kept in ``workdir/<name>.log``.
+    the result. They are killed too if this process is, by whatever signal. Output is kept in ``workdir/<name>.log``.
 
     Raises:
         ToolchainError: a command could not be started.
@@ -94,6 +94,7 @@ def run_together(commands: Mapping[str, Sequence[str]], workdir: Path) -> dict[s
     environment = compiler_environment(workdir)
     running: dict[str, subprocess.Popen[bytes]] = {}
     finished: dict[str, Finished] = {}
+    watchdog = None
     begin = time.monotonic()
     try:
         for name, argv in commands.items():
@@ -111,6 +112,7 @@ def run_together(commands: Mapping[str, Sequence[str]], workdir: Path) -> dict[s
                     )
                 except OSError as error:
                     raise ToolchainError(f"{argv[0]} cannot be run: {error}; is it an executable file?") from error
+        watchdog = _watch(running.values())
         while running:
             for name, process in list(running.items()):
                 returncode = process.poll()
@@ -126,9 +128,32 @@ def run_together(commands: Mapping[str, Sequence[str]], workdir: Path) -> dict[s
     finally:
         for process in running.values():
             _kill(process)
+        if watchdog is not None:
+            _kill(watchdog)
+
+
+def _watch(processes: Iterable[subprocess.Popen[bytes]]) -> subprocess.Popen[bytes] | None:
+    """Start a process that kills these and all they started, should this one die without doing so.
+
+    It reads from a pipe whose other end this process holds, and comes to its end when that is closed: by the system, if
+    this process is killed. None if it cannot be started, which costs no more than that.
+    """
+    pids = [str(process.pid) for process in processes]
+    try:
+        return subprocess.Popen(
+            ["/bin/sh", "-c", 'read _; for group in "$@"; do kill -9 -"$group"; done', "sh", *pids],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    except OSError:
+        return None
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+    if process.stdin is not None:
+        process.stdin.close()

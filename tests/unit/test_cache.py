@@ -17,7 +17,7 @@ import pytest
 from cutlass_w8a8.cache import location
 from cutlass_w8a8.cache.key import digest
 from cutlass_w8a8.cache.store import Store
-from cutlass_w8a8.errors import CacheError
+from cutlass_w8a8.errors import ArgumentError, CacheError
 
 FILES = {"kernel.cu": b"source", "kernel.so": b"library" * 100, "stubs/x.h": b"", "build.log": b"log"}
 FIELDS = {"spec": "a", "flags": "b"}
@@ -256,6 +256,36 @@ def test_location(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CUTLASS_W8A8_CACHE_DIR", "relative")
     with pytest.raises(CacheError, match="relative path"):
         location.cache_root()
+
+
+def test_home_of_nobody_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUTLASS_W8A8_CACHE_DIR", "~no-such-user/kernels")
+    with pytest.raises(ArgumentError, match=r"CUTLASS_W8A8_CACHE_DIR=~no-such-user/kernels: .*write the path out"):
+        location.cache_root()
+
+
+def test_a_cache_that_vanishes_while_it_is_used_is_named(store: Store) -> None:
+    def vanish() -> None:
+        with store.workdir() as directory:
+            shutil.rmtree(store.root)
+            (directory / "kernel.cu").write_text("")
+
+    with pytest.raises(CacheError, match=r"cannot be written .*No such file"):
+        vanish()
+
+
+def test_what_killed_processes_left_is_swept_away(store: Store) -> None:
+    with store.workdir() as directory:
+        work = directory.parent
+    abandoned, recent = work / "abandoned", work / "recent"
+    for path in (abandoned, recent):
+        path.mkdir()
+        (path / "kernel.cu").touch()
+    two_days_ago = time.time() - 2 * 24 * 3600
+    os.utime(abandoned, (two_days_ago, two_days_ago))
+    with store.workdir() as directory:
+        assert sorted(os.listdir(work)) == sorted(["recent", directory.name])
+    assert os.listdir(work) == ["recent"]
 
 
 def test_a_cache_of_another_user_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

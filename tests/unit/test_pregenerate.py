@@ -90,6 +90,20 @@ def test_bad_plans_are_refused(text: str, capsys: Capture, tmp_path: Path) -> No
     assert f"plan {path} cannot be read" in capsys.readouterr().err
 
 
+def test_empty_sets_are_refused(capsys: Capture, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text("[]")
+    assert pregenerate.main(["--plan", str(path), "--print-plan"]) == 1
+    assert "the set is empty" in capsys.readouterr().err
+
+
+def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+    script = Path(__file__).parents[2] / "scripts" / "pregenerate.py"
+    command = f"{sys.executable} {script} --print-plan --arch all | head -n 1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=True)
+    assert done.stdout == "[\n" and done.stderr == ""
+
+
 @pytest.mark.parametrize("words", ["", "--out x --jobs 0", "--plan p.json --arch sm90 --out x", "--arch sm70 --out x"])
 def test_wrong_usage_is_status_2(words: str, capsys: Capture) -> None:
     with pytest.raises(SystemExit) as caught:

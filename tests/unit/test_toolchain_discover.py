@@ -14,7 +14,7 @@ import pytest
 
 from cutlass_w8a8.arch import ARCHS, SM75, SM90, Arch
 from cutlass_w8a8.dtypes import DType
-from cutlass_w8a8.errors import ToolchainError
+from cutlass_w8a8.errors import ArgumentError, ToolchainError
 from cutlass_w8a8.toolchain import discover, headers
 from cutlass_w8a8.toolchain.discover import find_toolkit, require
 
@@ -176,6 +176,16 @@ def test_too_old_toolkit_is_refused(fake_tools: Any, arch: Arch, operand: DType)
     wanted = rf"{operand.value} kernels for {arch.name} \(target sm_{arch.target}\) need CUDA {major}\.{minor} or newer"
     with pytest.raises(ToolchainError, match=wanted):
         require(older, arch, operand)
+
+
+@pytest.mark.parametrize("name", ["CUTLASS_W8A8_NVCC", "CUDA_HOME", "CUTLASS_W8A8_CUTLASS_DIR"])
+def test_home_of_nobody_is_named(fake_tools: Any, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    if name == "CUDA_HOME":
+        monkeypatch.delenv("CUTLASS_W8A8_NVCC")
+    monkeypatch.setenv(name, "~no-such-user/x")
+    find = headers.find_headers if name == "CUTLASS_W8A8_CUTLASS_DIR" else find_toolkit
+    with pytest.raises(ArgumentError, match=rf"{name}=~no-such-user/x: .*write the path out"):
+        find()
 
 
 def test_toolkits_own_list_decides(fake_tools: Any) -> None:

@@ -95,6 +95,13 @@ def test_a_later_failure_replaces_what_was_kept(fake_tools: Any, tmp_path: Path)
     assert sorted(os.listdir(tmp_path / "failed" / "name")) == ["build.log", "host_prelude.h", "kernel.cu", "stubs"]
 
 
+def test_a_failure_is_told_even_if_its_record_cannot_be_kept(fake_tools: Any, tmp_path: Path) -> None:
+    fake_tools.write(device="echo 'error: the real one'; exit 1")
+    (tmp_path / "failed").write_text("a file where a directory belongs")
+    with pytest.raises(CompileError, match=r"could not be kept in .*(?s:.)*error: the real one"):
+        compile_with(tmp_path)
+
+
 @pytest.mark.parametrize(("failing", "other"), [("host", "device"), ("device", "host")])
 def test_one_half_failing_kills_the_other(fake_tools: Any, tmp_path: Path, failing: str, other: str) -> None:
     # The sleeping half starts a child, as nvcc does, and both must go.
