@@ -216,6 +216,15 @@ SMEM = [
     (SM120, E4M3, DType.FP32, "scaled-bias_token_channel", "128x32x128_cooperative_swap", 4, 100352),
     (SM120, E4M3, DType.FP32, "scaled-bias_token_channel", "128x128x128_cooperative", 2, 83968),
     (SM103, INT8, DType.BF16, "azp-token-bias_token_channel", "128x128x64_w64x64x64_multistage_s5", 5, 81920),
+    (SM80, INT8, DType.BF16, "scaled_token_channel", "256x128x64_w16x128x64_multistage_s2", 2, 139280),
+    (SM80, INT8, DType.FP32, "scaled_token_channel", "256x128x64_w16x128x64_multistage_s2", 2, 69648),
+    (SM80, INT8, DType.FP32, "scaled_token_channel", "128x128x128_w16x64x64_multistage_s2", 2, 69648),
+    (SM80, INT8, DType.BF16, "scaled_token_channel", "128x256x64_w32x64x64_multistage_s2", 2, 67600),
+    (SM80, INT8, DType.FP32, "scaled_token_channel", "128x256x64_w32x64x64_multistage_s2", 2, 49152),
+    (SM80, INT8, DType.BF16, "scaled_token_channel", "128x128x128_w32x64x64_multistage_s2", 2, 65536),
+    (SM89, E4M3, DType.BF16, "scaled_token_channel", "256x128x64_w16x128x64_multistage_s2", 2, 69648),
+    (SM89, E4M3, DType.FP32, "scaled_token_channel", "256x128x64_w16x128x64_multistage_s2", 2, 139280),
+    (SM89, INT8, DType.BF16, "scaled_token_channel", "128x64x64_w16x64x64_multistage_s3_streamk", 3, 36880),
 ]
 
 

@@ -90,6 +90,17 @@ RULES: tuple[Rule, ...] = (options, tile, warps, slices, common.stages, copies)
 
 
 def smem_bytes(spec: KernelSpec, stages: int) -> int:
-    """The main loop's tiles; the epilogue takes their place afterwards."""
-    m, n, k = spec.config.tile
-    return stages * (m + n) * k
+    """The main loop's tiles, or the epilogue's exchange of accumulators that takes their place, whichever is larger.
+
+    For that every warp puts down 8 rows of its part at a time, or 16 where CUTLASS has no store made for the pair of
+    accumulator and result, in rows of the tile's n and 8 more (CUTLASS 4.2, default_epilogue_tensor_op.h).
+    """
+    (m, n, k), warp = spec.config.tile, spec.config.warp
+    mainloop = stages * (m + n) * k
+    if warp is None:
+        return mainloop
+    slices = k // warp[2]
+    half, fp8 = spec.out.bytes == 2, spec.operand is DType.E4M3
+    fragments = 2 if slices == 1 and half != fp8 else 1
+    rows = m // warp[0] * 8 * slices * fragments
+    return max(mainloop, rows * (n + 8) * 4 + 16)
