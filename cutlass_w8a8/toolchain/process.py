@@ -5,16 +5,20 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from cutlass_w8a8.errors import ToolchainError
 
 _POLL_SECONDS = 0.02
+# Runs a command beside a watcher, which waits at a pipe whose other end our process alone holds, and kills the command
+# and all it started when that end is closed: by the system, should our process be killed. The watcher is there first.
+_WATCHED = 'exec 3<&0 </dev/null; { read _ <&3; kill -9 0; } & exec "$@" 3<&-'
 # These would add flags that no cache key knows of.
 _DROPPED = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")
 
@@ -94,25 +98,26 @@ def run_together(commands: Mapping[str, Sequence[str]], workdir: Path) -> dict[s
     environment = compiler_environment(workdir)
     running: dict[str, subprocess.Popen[bytes]] = {}
     finished: dict[str, Finished] = {}
-    watchdog = None
     begin = time.monotonic()
+    watched, held = os.pipe()
     try:
         for name, argv in commands.items():
+            if shutil.which(argv[0]) is None:
+                raise ToolchainError(f"{argv[0]} cannot be run; is it an executable file?")
             with (workdir / f"{name}.log").open("wb") as log:
                 try:
                     # A session of its own, so that a compiler is killed together with the passes it started.
                     running[name] = subprocess.Popen(
-                        argv,
+                        ["/bin/sh", "-c", _WATCHED, "sh", *argv],
                         cwd=workdir,
                         env=environment,
-                        stdin=subprocess.DEVNULL,
+                        stdin=watched,
                         stdout=log,
                         stderr=subprocess.STDOUT,
                         start_new_session=True,
                     )
                 except OSError as error:
                     raise ToolchainError(f"{argv[0]} cannot be run: {error}; is it an executable file?") from error
-        watchdog = _watch(running.values())
         while running:
             for name, process in list(running.items()):
                 returncode = process.poll()
@@ -128,32 +133,12 @@ def run_together(commands: Mapping[str, Sequence[str]], workdir: Path) -> dict[s
     finally:
         for process in running.values():
             _kill(process)
-        if watchdog is not None:
-            _kill(watchdog)
-
-
-def _watch(processes: Iterable[subprocess.Popen[bytes]]) -> subprocess.Popen[bytes] | None:
-    """Start a process that kills these and all they started, should this one die without doing so.
-
-    It reads from a pipe whose other end this process holds, and comes to its end when that is closed: by the system, if
-    this process is killed. None if it cannot be started, which costs no more than that.
-    """
-    pids = [str(process.pid) for process in processes]
-    try:
-        return subprocess.Popen(
-            ["/bin/sh", "-c", 'read _; for group in "$@"; do kill -9 -"$group"; done', "sh", *pids],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-    except OSError:
-        return None
+        os.close(watched)
+        # Ends the watchers of the commands that have ended.
+        os.close(held)
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    if process.stdin is not None:
-        process.stdin.close()
