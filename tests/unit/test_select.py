@@ -185,7 +185,8 @@ def test_time_grows_with_m_and_without_cliffs(arch: Arch, operand: DType) -> Non
 def test_choice_is_at_least_the_references(arch: Arch, operand: DType) -> None:
     """By the model: no problem takes longer than with the configuration that vLLM would choose.
 
-    But for the one percent at most by which sm89's fp8 tiles of one k, and so one order of sums, fall behind.
+    But for one percent at most, on sm89: its fp8 tiles have one k, and so one order of sums, and a few of vLLM's int8
+    tiles are not in its table.
     """
     reference = REFERENCE[arch.name, operand.value]
     rows = TABLES[arch.name][operand]
