@@ -58,7 +58,6 @@ require_package()
 
 import torch
 
-from cutlass_w8a8.runtime.device import arch_of, device
 from scripts import machine
 from tests import cases, family_checks, gpu_checks, grid
 from tests.harness import Check, Plan, call, dispatch_plan, load_plan
@@ -68,8 +67,9 @@ def correctness(plan: Plan, options: argparse.Namespace) -> list[Check]:
     shapes = cases.shapes()
     if options.shapes:
         shapes = shapes[:: max(1, len(shapes) // options.shapes)]
-    judged = family_checks.grid_options(arch_of(device(torch.cuda.current_device())))
-    judged["with_model"] &= options.model != "off"
+    judged = family_checks.judged(options.device)
+    if options.model == "off":
+        judged["with_model"] = False
     checks = grid.Grid(plan, options.device, **judged).run(shapes)
     for check in checks:
         if check.name == grid.MODEL_CHECK and options.model == "report":
@@ -169,7 +169,7 @@ RUNNERS: dict[str, Callable[[Plan, argparse.Namespace], list[Check]]] = {
 
 def quick(plan: Plan, options: argparse.Namespace) -> list[Check]:
     """Every combination of the plan on a few odd shapes; nothing that a sanitizer would make take minutes."""
-    judged = family_checks.grid_options(arch_of(device(torch.cuda.current_device()))) | {"with_model": False}
+    judged = family_checks.judged(options.device) | {"with_model": False}
     return grid.Grid(plan, options.device, **judged).run(cases.SMALL_SHAPES[::2])
 
 

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
-
-from cutlass_w8a8.runtime.device import arch_of, device
 from tests import cases, grid
-from tests.family_checks import grid_options
+from tests.family_checks import judged
 from tests.harness import Check, Plan
 
 
@@ -18,16 +13,12 @@ def none_failed(checks: list[Check]) -> None:
     assert sum(check.passed for check in checks) > 0
 
 
-def judged() -> dict[str, Any]:
-    return grid_options(arch_of(device(torch.cuda.current_device())))
-
-
 def test_odd_shapes(plan: Plan) -> None:
-    none_failed(grid.Grid(plan, "cuda", **judged()).run(cases.SMALL_SHAPES))
+    none_failed(grid.Grid(plan, "cuda", **judged("cuda")).run(cases.SMALL_SHAPES))
 
 
 def test_every_tenth_shape_of_the_grid(plan: Plan) -> None:
-    none_failed(grid.Grid(plan, "cuda", **judged()).run(cases.shapes()[::10]))
+    none_failed(grid.Grid(plan, "cuda", **judged("cuda")).run(cases.shapes()[::10]))
 
 
 def test_rows_do_not_depend_on_the_batch(plan: Plan) -> None:
