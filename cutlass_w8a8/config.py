@@ -83,6 +83,16 @@ class KernelConfig:
             raise ConfigError(f"config {self.name!r} holds a zero or a negative number; extents start at 1")
 
     @property
+    def blocks_per_tile(self) -> int:
+        """Thread blocks that share a tile, dividing its m among them."""
+        return 2 if self.schedule is Schedule.TWO_SM else 1
+
+    @property
+    def block_m(self) -> int:
+        """Rows of the tile that belong to one block."""
+        return self.tile[0] // self.blocks_per_tile
+
+    @property
     def compiled(self) -> KernelConfig:
         """The part that shapes the binary: launch-time choices reset to their defaults."""
         return replace(self, splits=1, swizzle=1, raster=Raster.HEURISTIC)

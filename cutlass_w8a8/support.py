@@ -94,8 +94,7 @@ def is_supported(
             f"{operand.value} kernels for {found.arch.name} need CUDA {spell(needed)} or newer to be compiled, not "
             f"{spell(oldest)}",
         )
-    notes = (found.note, found.arch.mainloop(operand).note)
-    return Support(True, arch=found.arch.name, note="; ".join(filter(None, notes)))
+    return Support(True, arch=found.arch.name, note=found.notes(operand))
 
 
 def _version(name: str, value: object, example: str) -> tuple[int, int]:

@@ -77,11 +77,16 @@ def fit(row: Row, times: Times) -> tuple[Cost, float] | None:
     return Cost(*(round(float(value), 2) for value in best.x)), error
 
 
+def choice(arch: str, operand: DType, extents: Extents, sm_count: int) -> KernelConfig:
+    """What dispatch chooses for a problem of these extents."""
+    return select(Problem(arch_named(arch), *extents, operand, DType.BF16, EpilogueSpec.of(), sm_count))
+
+
 def losses(arch: str, operand: DType, times: Times, sm_count: int) -> list[tuple[float, Extents, str]]:
     """For each point: time of the chosen configuration over that of the best, the extents, and the choice."""
     found = []
     for (m, n, k), configs in times.items():
-        chosen = select(Problem(arch_named(arch), m, n, k, operand, DType.BF16, EpilogueSpec.of(), sm_count))
+        chosen = choice(arch, operand, (m, n, k), sm_count)
         us = configs.get(chosen.name) or configs.get(KernelConfig.parse(chosen.name).compiled.name)
         if us is not None:
             found.append((us / min(configs.values()), (m, n, k), chosen.name))
@@ -93,7 +98,7 @@ def gains(arch: str, operand: DType, times: Times, sm_count: int) -> list[tuple[
     reference = REFERENCE.get((arch, operand.value))
     found = []
     for (m, n, k), configs in times.items() if reference else ():
-        ours = select(Problem(arch_named(arch), m, n, k, operand, DType.BF16, EpilogueSpec.of(), sm_count)).name
+        ours = choice(arch, operand, (m, n, k), sm_count).name
         theirs = KernelConfig.parse(reference(m, n, k)).name
         if ours in configs and theirs in configs:
             found.append((configs[theirs] / configs[ours], (m, n, k)))

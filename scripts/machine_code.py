@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import importlib.util
 import json
 import re
 import shutil
@@ -49,6 +48,7 @@ from cutlass_w8a8.errors import ToolchainError, W8A8Error
 from cutlass_w8a8.evt.epilogues import EpilogueSpec
 from cutlass_w8a8.runtime.abi import Info
 from cutlass_w8a8.spec import KernelSpec
+from cutlass_w8a8.toolchain.discover import wheel_homes
 from scripts import machine
 
 _MMA = re.compile(r"(?:UTC[A-Z]*|[A-Z]G?)MMA(?:\.[A-Za-z0-9_]+)*")
@@ -102,9 +102,7 @@ def shipped() -> list[KernelSpec]:
 
 def find_cuobjdump() -> str | None:
     """cuobjdump on PATH, of the default toolkit, or of the wheel; None if there is none."""
-    spec = importlib.util.find_spec("nvidia")
-    wheels = [f"{location}/cu13/bin" for location in (spec.submodule_search_locations or ())] if spec else []
-    for path in (None, "/usr/local/cuda/bin", *wheels):
+    for path in (None, "/usr/local/cuda/bin", *(str(home / "bin") for home in wheel_homes())):
         if found := shutil.which("cuobjdump", path=path):
             return found
     return None

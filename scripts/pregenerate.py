@@ -37,6 +37,8 @@ from cutlass_w8a8 import dispatch, emit, pipeline
 from cutlass_w8a8.arch import ARCHS, Arch, arch_named
 from cutlass_w8a8.cache.files import write_synced
 from cutlass_w8a8.cache.location import ROOT_VARIABLE
+from cutlass_w8a8.cli import silence_output
+from cutlass_w8a8.cli.options import operand_name
 from cutlass_w8a8.config import KernelConfig
 from cutlass_w8a8.dtypes import OUTPUT_DTYPES, DType
 from cutlass_w8a8.errors import ArgumentError, UnsupportedError, W8A8Error
@@ -71,7 +73,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     operands = sorted({dtype.value for arch in ARCHS.values() for dtype in arch.operands})
     parser.add_argument(
         "--a-dtype",
-        type=lambda name: DType.E4M3.value if name == "fp8" else name,
+        type=operand_name,
         choices=[*operands, ALL],
         help="e4m3 (or fp8) or int8; default: all the arch serves",
         **several,
@@ -259,7 +261,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return status
     except BrokenPipeError:
         # The reader, such as head, has seen enough. Python would complain again when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        silence_output()
         return 1
 
 

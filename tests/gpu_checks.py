@@ -11,7 +11,7 @@ from importlib.util import find_spec
 import torch
 
 import cutlass_w8a8
-from cutlass_w8a8.arch import arch_for
+from cutlass_w8a8.arch import match
 from tests import cases
 from tests.cases import Combination, Epilogue, Inputs, Shape
 from tests.grid import Expectation, accumulators
@@ -186,7 +186,7 @@ def devices(plan: Plan, repeats: int = 20) -> list[Check]:
                     inputs.a, inputs.b, epilogue.scale_a, epilogue.scale_b, combination.out_dtype, epilogue.bias,
                     epilogue.azp_adj, epilogue.azp,
                 )  # fmt: skip
-                expected = "sm80" if index == 1 else arch_for(torch.cuda.get_device_capability(index)).name
+                expected = "sm80" if index == 1 else match(torch.cuda.get_device_capability(index)).arch.name
                 check.record(chosen.spec.arch.name == expected, f"cuda:{index} served by {chosen.spec.arch.name}")
     return [check]
 

@@ -134,12 +134,14 @@ class Grid:
     def __init__(
         self, plan: Plan, device: str, *, with_model: bool = True, aligned: bool = False, fp8_class: str = "fast"
     ) -> None:
-        """Args:
-        plan: what to run.
-        device: where.
-        with_model: compare fp8 with the hardware model too.
-        aligned: keep vectors on 16-byte boundaries, as 2.x kernels demand.
-        fp8_class: the bit class of what dispatch chooses for fp8.
+        """Take a plan and how its results are to be judged.
+
+        Args:
+            plan: what to run.
+            device: where.
+            with_model: compare fp8 with the hardware model too.
+            aligned: keep vectors on 16-byte boundaries, as 2.x kernels demand.
+            fp8_class: the bit class of what dispatch chooses for fp8.
         """
         self.fp8_class = fp8_class
         self.plan, self.device, self.with_model = plan, device, with_model

@@ -10,6 +10,7 @@ from cutlass_w8a8.arch.blackwell import SM100, SM103, SM110
 from cutlass_w8a8.arch.geforce import SM120, SM121
 from cutlass_w8a8.arch.hopper import SM90
 from cutlass_w8a8.arch.turing import SM75
+from cutlass_w8a8.dtypes import DType
 from cutlass_w8a8.errors import UnsupportedError
 
 __all__ = [
@@ -30,7 +31,6 @@ __all__ = [
     "Family",
     "Mainloop",
     "Match",
-    "arch_for",
     "arch_named",
     "match",
     "runs_on",
@@ -59,6 +59,14 @@ class Match:
 
     arch: Arch
     note: str = ""
+
+    def notes(self, operand: DType) -> str:
+        """What a user of ``operand`` should know: ``note``, and that of its main loop; empty if there is nothing.
+
+        Raises:
+            UnsupportedError: the arch does not multiply this type.
+        """
+        return "; ".join(filter(None, (self.note, self.arch.mainloop(operand).note)))
 
 
 def arch_named(name: str) -> Arch:
@@ -115,12 +123,3 @@ def match(capability: Capability) -> Match:
         f"{named} is not known to this version; the portable kernels of {chosen.name} serve it, which are right but "
         "not made for it. A newer cutlass_w8a8 may have its own",
     )
-
-
-def arch_for(capability: Capability) -> Arch:
-    """The arch of `match`.
-
-    Raises:
-        UnsupportedError: no kernels run on a device of this capability.
-    """
-    return match(capability).arch

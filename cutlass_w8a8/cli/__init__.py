@@ -17,7 +17,7 @@ from cutlass_w8a8.cli.options import add_kernel_options
 from cutlass_w8a8.errors import W8A8Error
 from cutlass_w8a8.version import VERSION
 
-__all__ = ["main"]
+__all__ = ["main", "silence_output"]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -87,14 +87,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     except BrokenPipeError:
         # The reader, such as head, has seen enough. Python would complain again when it flushes at exit.
-        _silence()
+        silence_output()
         return 0
     except OSError as error:
         print(f"cutlass-w8a8: cannot write the output: {error}", file=sys.stderr)
-        _silence()
+        silence_output()
         return 1
 
 
-def _silence() -> None:
+def silence_output() -> None:
     """Let what is still buffered for standard output go nowhere."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -86,7 +86,7 @@ def support(options: argparse.Namespace) -> int:
             except UnsupportedError as error:
                 print(f"{head} no: {error}")
                 continue
-            notes = "; ".join(filter(None, (found.note, mainloop.note)))
+            notes = found.notes(operand)
             toolkit = spell(found.arch.toolkit_for(operand))
             print(
                 f"{head} {found.arch.name}, {mainloop.family.value}, CUDA {toolkit}" + (f" ({notes})" if notes else "")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 
-from cutlass_w8a8.arch import ARCHS, match
+from cutlass_w8a8.arch import ARCHS, Match, match
 from cutlass_w8a8.cache.location import ROOT_VARIABLE, cache_root
 from cutlass_w8a8.errors import W8A8Error
 from cutlass_w8a8.pipeline import JIT_VARIABLE, jit_enabled
@@ -172,10 +172,9 @@ def _gpus() -> Iterator[Finding]:
         capability = properties.major, properties.minor
         found = f"{properties.name}, compute capability {properties.major}.{properties.minor}"
         try:
-            forced = arch_from_environment()
-            arch = arch_of(device(index)) if forced else match(capability).arch
-            note = "" if forced else match(capability).note
-            yield Finding(f"GPU {index}", f"{found}: {arch.name} kernels", Verdict.NOTE if note else Verdict.GOOD, note)
+            serving = Match(arch_of(device(index))) if arch_from_environment() else match(capability)
+            verdict = Verdict.NOTE if serving.note else Verdict.GOOD
+            yield Finding(f"GPU {index}", f"{found}: {serving.arch.name} kernels", verdict, serving.note)
         except W8A8Error as error:
             yield Finding(f"GPU {index}", found, Verdict.BAD, str(error))
 

@@ -28,7 +28,7 @@ def add_kernel_options(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--arch", choices=list(ARCHS), default="sm90", help="default: %(default)s")
     what.add_argument(
         "--a-dtype",
-        type=_operand,
+        type=operand_name,
         choices=[dtype.value for dtype in OPERAND_DTYPES],
         help="type of A and B, e4m3 (or fp8) or int8; default: e4m3 where the arch has it, else int8",
     )
@@ -147,7 +147,8 @@ def _only_schedule(problem: Problem) -> Schedule:
     )
 
 
-def _operand(text: str) -> str:
+def operand_name(text: str) -> str:
+    """The name of an operand type; ``fp8`` is another for e4m3."""
     return DType.E4M3.value if text == "fp8" else text
 
 

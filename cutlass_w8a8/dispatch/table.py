@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from cutlass_w8a8.config import KernelConfig, Schedule
+from cutlass_w8a8.config import KernelConfig
 from cutlass_w8a8.dtypes import DType
 
 UNBOUNDED = 2**31
@@ -66,7 +66,7 @@ class Roofline:
         """The expected time of an m x n x k problem on ``sm_count`` multiprocessors, in clocks."""
         waves = -(-blocks(config, m, n) // (sm_count or self.sms))
         (_, tile_n, _), (cluster_m, cluster_n) = config.tile, config.cluster
-        rows = block_m(config)
+        rows = config.block_m
         multiply = rows * tile_n * k / self.macs
         fetch = (rows / cluster_n + tile_n / cluster_m) * k / self.L2_BYTES
         memory = (n * k + m * k + 2 * m * n) / self.dram_bytes
@@ -74,15 +74,10 @@ class Roofline:
         return max(work, memory) + self.UNHIDDEN * min(work, memory)
 
 
-def block_m(config: KernelConfig) -> int:
-    """Rows of the tile that belong to one block: half of them where two share it."""
-    return config.tile[0] // (2 if config.schedule is Schedule.TWO_SM else 1)
-
-
 def blocks(config: KernelConfig, m: int, n: int) -> int:
     """Thread blocks of an m x n problem: one for a tile, clusters filled up."""
     rows, columns = (n, m) if config.swap_ab else (m, n)
-    along_m = _round_up(-(-rows // block_m(config)), config.cluster[0])
+    along_m = _round_up(-(-rows // config.block_m), config.cluster[0])
     return along_m * _round_up(-(-columns // config.tile[1]), config.cluster[1])
 
 

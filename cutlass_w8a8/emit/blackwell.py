@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from cutlass_w8a8.config import Schedule
 from cutlass_w8a8.emit import three_x
 from cutlass_w8a8.spec import KernelSpec
 
@@ -19,11 +18,11 @@ _HEADERS = (
 
 def values(spec: KernelSpec) -> dict[str, Any]:
     """The names that the template uses for ``spec``."""
-    sms = 2 if spec.config.schedule is Schedule.TWO_SM else 1
+    sms = spec.config.blocks_per_tile
     return three_x.values(
         spec,
         _HEADERS,
         kernel_schedule=f"KernelTmaWarpSpecialized{sms}SmSm100",
         epilogue_schedule=f"TmaWarpSpecialized{sms}Sm",
-        block_m=spec.config.tile[0] // sms,
+        block_m=spec.config.block_m,
     )

@@ -169,7 +169,7 @@ def _find_nvcc(values: dict[str, str | None]) -> tuple[Path, str]:
     if found := shutil.which("nvcc", path=values["PATH"] or ""):
         return Path(found).absolute(), "PATH"
     searched.append(f"PATH ({values['PATH'] or 'empty'})")
-    for path in _wheel_compilers():
+    for path in (home / "bin" / "nvcc" for home in wheel_homes()):
         if _is_executable(path):
             return path, "the CUDA wheels of this Python"
         searched.append(str(path))
@@ -184,13 +184,13 @@ def _find_nvcc(values: dict[str, str | None]) -> tuple[Path, str]:
     )
 
 
-def _wheel_compilers() -> Iterator[Path]:
-    """Where the CUDA wheels put nvcc. Those for CUDA 12 hold ptxas and NVVM but no nvcc."""
+def wheel_homes() -> Iterator[Path]:
+    """Where the CUDA wheels put a toolkit, newest first. Those for CUDA 12 hold ptxas and NVVM but no nvcc."""
     # "nvidia" is a namespace package: one directory per site-packages, nothing to import.
     spec = importlib.util.find_spec("nvidia")
     for location in (spec.submodule_search_locations or ()) if spec is not None else ():
         homes = sorted(Path(location).absolute().glob("cu[0-9]*"), key=_major, reverse=True)
-        yield from (home / "bin" / "nvcc" for home in homes or [Path(location).absolute() / "cu13"])
+        yield from homes or [Path(location).absolute() / "cu13"]
 
 
 def _major(home: Path) -> int:

@@ -13,7 +13,7 @@ import torch
 
 import cutlass_w8a8
 from cutlass_w8a8 import ops
-from cutlass_w8a8.arch import ARCHS, SM80, SM90, Capability, Family, arch_for, arch_named, match, runs_on
+from cutlass_w8a8.arch import ARCHS, SM80, SM90, Capability, Family, arch_named, match, runs_on
 from cutlass_w8a8.dtypes import DType
 from cutlass_w8a8.errors import ArgumentError, UnsupportedError
 from cutlass_w8a8.runtime import device as devices
@@ -54,7 +54,7 @@ def test_capability_gets_its_kernels_or_the_reason(capability: Capability) -> No
         support = cutlass_w8a8.is_supported(capability, dtype)
         if isinstance(expected, Family):
             assert support and support.reason == "" and support.arch == name.rstrip("*")
-            assert arch_for(capability).mainloop(operand).family is expected
+            assert match(capability).arch.mainloop(operand).family is expected
             assert ("is not known" in support.note) == name.endswith("*")
             stand_in = operand is DType.INT8 and capability in ((10, 3), (12, 0), (12, 1))
             assert ("prefer" in support.note) == stand_in and bool(support.note) == (stand_in or "*" in name)
@@ -81,7 +81,7 @@ def test_stand_in_kernels_run_by_the_rules_of_compatibility() -> None:
 
 def test_archs_are_found_by_name_and_capability() -> None:
     for arch in ARCHS.values():
-        assert arch_named(arch.name) is arch and arch_for(arch.capability) is arch
+        assert arch_named(arch.name) is arch and match(arch.capability).arch is arch
     with pytest.raises(UnsupportedError, match="sm75, sm80, sm86, sm87, sm89, sm90, sm100, sm103, sm110, sm120, sm121"):
         arch_named("sm70")
 

@@ -75,17 +75,9 @@ def smem_bytes(spec: KernelSpec, stages: int) -> int:
 def problems(spec: KernelSpec, launch: KernelConfig | None = None) -> list[str]:
     """Every reason why ``spec`` (launched with ``launch``'s launch-time choices) is impossible; empty if none."""
     try:
-        spec.mainloop  # noqa: B018 - asked whether there is one
-        spec.epilogue.tree(spec.operand.accumulator, spec.out)
+        return _reasons(spec, launch or spec.config)
     except UnsupportedError as error:
         return [str(error)]
-    found = [*_launch_choices(launch or spec.config, spec.family), *_schedule(spec)]
-    if found:
-        # The family's own rules would only repeat that this configuration is another family's.
-        return found
-    for rule in _RULES[spec.family]:
-        found.extend(rule(spec))
-    return found or list(_shared_memory(spec))
 
 
 def validate(spec: KernelSpec, launch: KernelConfig | None = None) -> None:
@@ -95,9 +87,19 @@ def validate(spec: KernelSpec, launch: KernelConfig | None = None) -> None:
         ConfigError: the configuration is impossible for its arch, types or epilogue.
         UnsupportedError: the arch does not multiply the operand type, or the epilogue does not suit it.
     """
-    spec.mainloop  # noqa: B018 - raises
+    config = launch or spec.config
+    if reasons := _reasons(spec, config):
+        raise ConfigError(f"config {config.name!r} is impossible for {spec.arch.name}: " + "; ".join(reasons))
+
+
+def _reasons(spec: KernelSpec, launch: KernelConfig) -> list[str]:
+    """Raises UnsupportedError where no configuration could help."""
+    family = spec.family
     spec.epilogue.tree(spec.operand.accumulator, spec.out)
-    reasons = problems(spec, launch)
-    if reasons:
-        name = (launch or spec.config).name
-        raise ConfigError(f"config {name!r} is impossible for {spec.arch.name}: " + "; ".join(reasons))
+    found = [*_launch_choices(launch, family), *_schedule(spec)]
+    if found:
+        # The family's own rules would only repeat that this configuration is another family's.
+        return found
+    for rule in _RULES[family]:
+        found.extend(rule(spec))
+    return found or list(_shared_memory(spec))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
-from cutlass_w8a8.config import Schedule, Scheduler
+from cutlass_w8a8.config import Scheduler
 from cutlass_w8a8.dispatch.rules import common
 from cutlass_w8a8.dispatch.rules.common import Rule, round_up
 from cutlass_w8a8.dtypes import DType
@@ -20,14 +20,6 @@ from cutlass_w8a8.spec import KernelSpec
 _STAGE_BARRIERS = 16
 _SYNCHRONISATION = 132
 _MAX_ACCUMULATORS_IN_FLIGHT = 4
-
-
-def _sms(spec: KernelSpec) -> int:
-    return 2 if spec.config.schedule is Schedule.TWO_SM else 1
-
-
-def _block_m(spec: KernelSpec) -> int:
-    return spec.config.tile[0] // _sms(spec)
 
 
 def options(spec: KernelSpec) -> Iterator[str]:
@@ -43,7 +35,7 @@ def options(spec: KernelSpec) -> Iterator[str]:
 
 def tile(spec: KernelSpec) -> Iterator[str]:
     """Extents of tcgen05, and of the epilogue's parts."""
-    (m, n, k), sms = spec.config.tile, _sms(spec)
+    (m, n, k), sms = spec.config.tile, spec.config.blocks_per_tile
     if m not in (64 * sms, 128 * sms):
         yield f"tile m {m} is not {64 * sms} or {128 * sms}, as {spec.config.schedule.value} needs"
         return
@@ -51,7 +43,7 @@ def tile(spec: KernelSpec) -> Iterator[str]:
     if n % unit or not unit <= n <= 256:
         yield f"tile n {n} is not a multiple of {unit} from {unit} to 256"
     # The epilogue stores parts of 4096 elements or fewer, which must divide the tile.
-    part = min(n, 4096 // _block_m(spec))
+    part = min(n, 4096 // spec.config.block_m)
     if n % part:
         yield f"tile n {n} is not made of parts {part} wide; use a multiple of {part}, or less than it"
     if k not in (64, 128, 256):
@@ -60,7 +52,7 @@ def tile(spec: KernelSpec) -> Iterator[str]:
 
 def cluster(spec: KernelSpec) -> Iterator[str]:
     """Clusters are portable, hold whole tiles, and can share what they multicast."""
-    config, sms = spec.config, _sms(spec)
+    config, sms = spec.config, spec.config.blocks_per_tile
     along_m, along_n = config.cluster
     if any(extent not in (1, 2, 4, 8) for extent in config.cluster) or prod(config.cluster) > 8:
         yield f"cluster {along_m}x{along_n} is not a product of 1, 2, 4, 8 of at most 8 blocks"
@@ -69,7 +61,7 @@ def cluster(spec: KernelSpec) -> Iterator[str]:
         yield f"cluster {along_m}x{along_n}: 2sm tiles take two blocks along m; use an even m, such as 2x1"
         return
     for name, rows, blocks in (
-        ("m", _block_m(spec), along_n),
+        ("m", spec.config.block_m, along_n),
         ("n", config.tile[1] // sms, along_m // sms),
     ):
         if rows % (8 * blocks):
@@ -82,7 +74,7 @@ RULES: tuple[Rule, ...] = (common.options_3x, options, tile, cluster, common.sta
 def smem_bytes(spec: KernelSpec, stages: int) -> int:
     """The main loop's tiles, the epilogue's store buffers and row vectors, barriers."""
     _, n, k = spec.config.tile
-    block_m, sms = _block_m(spec), _sms(spec)
+    block_m, sms = spec.config.block_m, spec.config.blocks_per_tile
     part_m = block_m
     part_n = min(n, 4096 // part_m)
     parts = n // part_n
