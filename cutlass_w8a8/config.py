@@ -57,7 +57,8 @@ class KernelConfig:
         scheduler: tile scheduler.
         fast_accum: fp8 only: keep partial sums in the tensor core. False promotes them to fp32 registers
             at intervals: more accurate, slower. Ignored (normalised to True) for int8, which is exact.
-        pdl: programmatic dependent launch.
+        slices: divide K among a cluster of this many blocks, which add their sums up in shared memory (Hopper's plain
+            warp-specialised schedule only). K must be a multiple of 16 times it.
         splits: divide K among this many blocks (stream-K scheduler only). 0 lets the scheduler decide.
         swizzle: visit tiles in strips up to this many wide (1, 2, 4 or 8), narrower ones for small problems, so
             that neighbouring blocks share operands in L2. Multistage kernels always allow 8.
@@ -72,13 +73,13 @@ class KernelConfig:
     swap_ab: bool = False
     scheduler: Scheduler = Scheduler.PERSISTENT
     fast_accum: bool = True
-    pdl: bool = False
+    slices: int = 1
     splits: int = 1
     swizzle: int = 1
     raster: Raster = Raster.HEURISTIC
 
     def __post_init__(self) -> None:
-        extents = (*self.tile, *self.cluster, *(self.warp or ()), self.swizzle, self.stages or 1)
+        extents = (*self.tile, *self.cluster, *(self.warp or ()), self.swizzle, self.slices, self.stages or 1)
         if any(extent < 1 for extent in extents) or self.stages == 0:
             raise ConfigError(f"config {self.name!r} holds a zero or a negative number; extents start at 1")
 
@@ -91,6 +92,16 @@ class KernelConfig:
     def block_m(self) -> int:
         """Rows of the tile that belong to one block."""
         return self.tile[0] // self.blocks_per_tile
+
+    @property
+    def k_multiple(self) -> int:
+        """What K must be a multiple of, in elements: each block's part of it starts at a multiple of 16 bytes."""
+        return 16 * self.slices
+
+    @property
+    def divides_k(self) -> bool:
+        """Whether several blocks may work on one tile's K: then fp8 sums depend on how many."""
+        return self.slices != 1 or self.splits != 1
 
     @property
     def compiled(self) -> KernelConfig:
@@ -111,8 +122,8 @@ class KernelConfig:
             parts.append("streamk")
         if not self.fast_accum:
             parts.append("accurate")
-        if self.pdl:
-            parts.append("pdl")
+        if self.slices != 1:
+            parts.append(f"slices{self.slices}")
         if self.splits != 1:
             parts.append(f"split{self.splits}")
         if self.swizzle != 1:
@@ -146,8 +157,8 @@ class KernelConfig:
                 put("cluster", tuple(map(int, token.split("x"))))
             elif re.fullmatch(rf"w{_N}x{_N}x{_N}", token):
                 put("warp", tuple(map(int, token[1:].split("x"))))
-            elif match := re.fullmatch(rf"(s|split|swizzle)({_N})", token):
-                put({"s": "stages"}.get(match[1]) or {"split": "splits"}.get(match[1]) or "swizzle", int(match[2]))
+            elif match := re.fullmatch(rf"(s|split|slices|swizzle)({_N})", token):
+                put(_NUMBERS[match[1]], int(match[2]))
             elif token in (schedule.value for schedule in Schedule):
                 put("schedule", Schedule(token))
             elif token in ("along-m", "along-n"):
@@ -157,8 +168,8 @@ class KernelConfig:
             else:
                 raise ConfigError(
                     f"config {text!r} has the token {token!r}; accepted are a tile MxNxK, a cluster MxN, a warp tile "
-                    f"wMxNxK, a schedule ({', '.join(s.value for s in Schedule)}), s<stages>, split<n>, swizzle<n>, "
-                    f"along_m, along_n, {', '.join(_FLAGS)}"
+                    f"wMxNxK, a schedule ({', '.join(s.value for s in Schedule)}), s<stages>, slices<n>, split<n>, "
+                    f"swizzle<n>, along_m, along_n, {', '.join(_FLAGS)}"
                 )
         for required in ("tile", "schedule"):
             if required not in values:
@@ -166,12 +177,12 @@ class KernelConfig:
         return cls(**values)  # type: ignore[arg-type]
 
 
+_NUMBERS = {"s": "stages", "split": "splits", "slices": "slices", "swizzle": "swizzle"}
 _FLAGS: dict[str, tuple[str, object]] = {
     "swap": ("swap_ab", True),
     "streamk": ("scheduler", Scheduler.STREAM_K),
     "persistent": ("scheduler", Scheduler.PERSISTENT),
     "accurate": ("fast_accum", False),
-    "pdl": ("pdl", True),
 }
 
 CONFIG_FIELDS = tuple(field.name for field in fields(KernelConfig))

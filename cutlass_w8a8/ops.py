@@ -22,7 +22,7 @@ from cutlass_w8a8.runtime.device import arch_of, device, force_arch
 from cutlass_w8a8.runtime.launch import Extents, PreparedCall
 from cutlass_w8a8.runtime.loader import LoadedKernel, load
 from cutlass_w8a8.spec import KernelSpec
-from cutlass_w8a8.support import Config, choose, parse_config
+from cutlass_w8a8.support import Config, choose, parse_config, parse_overlap
 
 Tensor = torch.Tensor
 
@@ -70,6 +70,7 @@ def scaled_mm(
     *,
     out: Tensor | None = None,
     config: Config = None,
+    overlap: str = "launch",
 ) -> Tensor:
     """D = scale_a * scale_b * (a @ b) + bias, in one kernel.
 
@@ -91,6 +92,10 @@ def scaled_mm(
         out: result tensor [..., N] of out_dtype, rows padded to any multiple of 16 bytes; allocated if None.
         config: a `KernelConfig` or its text form, instead of the heuristic's choice. On the CPU its form is checked,
             and it has no effect.
+        overlap: how the kernel may overlap with the one before it on the stream (Hopper; elsewhere without effect).
+            ``"launch"``: it may start before that one has ended, if that one lets it, and waits for its end before it
+            touches memory; always safe. ``"weights"``: it also loads b before it waits. That is wrong if b is written
+            by work that may still run, so ask for it where weights are constant. ``"none"``: it starts afterwards.
 
     K must be a multiple of 16, N of 8. All pointers must be 16-byte aligned.
 
@@ -113,8 +118,8 @@ def scaled_mm(
         or type(scale_b) not in _PLAIN
         or a.is_meta
     ):
-        return _traced(a, b, scale_a, scale_b, out_dtype, None, None, bias, out, config)
-    return _run(a, b, scale_a, scale_b, out_dtype, None, None, bias, out, config)
+        return _traced(a, b, scale_a, scale_b, out_dtype, None, None, bias, out, config, overlap)
+    return _run(a, b, scale_a, scale_b, out_dtype, None, None, bias, out, config, overlap)
 
 
 def scaled_mm_azp(
@@ -129,6 +134,7 @@ def scaled_mm_azp(
     *,
     out: Tensor | None = None,
     config: Config = None,
+    overlap: str = "launch",
 ) -> Tensor:
     """D = scale_a * scale_b * (a @ b - azp * azp_adj) + bias for int8 operands, in one kernel.
 
@@ -152,8 +158,8 @@ def scaled_mm_azp(
         or type(scale_b) not in _PLAIN
         or a.is_meta
     ):
-        return _traced(a, b, scale_a, scale_b, out_dtype, azp_adj, azp, bias, out, config)
-    return _run(a, b, scale_a, scale_b, out_dtype, azp_adj, azp, bias, out, config)
+        return _traced(a, b, scale_a, scale_b, out_dtype, azp_adj, azp, bias, out, config, overlap)
+    return _run(a, b, scale_a, scale_b, out_dtype, azp_adj, azp, bias, out, config, overlap)
 
 
 def cutlass_scaled_mm(
@@ -234,6 +240,7 @@ def _run(
     bias: Tensor | None,
     out: Tensor | None,
     config: Config,
+    overlap: str,
 ) -> Tensor:
     try:
         key = (
@@ -252,6 +259,7 @@ def _run(
             None if azp_adj is None else (_signature(azp_adj), None if azp is None else _signature(azp)),
             None if out is None else _signature(out),
             config,
+            overlap,
         )
         prepared = _prepared.get(key)
     except (AttributeError, TypeError, RuntimeError):
@@ -263,7 +271,7 @@ def _run(
     ):
         refuse_gradients(scale_a, scale_b, bias)
     if prepared is None:
-        prepared = _prepare(a, b, scale_a, scale_b, out_dtype, azp_adj, azp, bias, out, config)
+        prepared = _prepare(a, b, scale_a, scale_b, out_dtype, azp_adj, azp, bias, out, config, overlap)
         if prepared.call is not None:
             with _lock:
                 while len(_prepared) >= _MAX_PREPARED:
@@ -296,10 +304,10 @@ def _run(
         if operands[prepared.order.index(position)] % ALIGNMENT:
             raise misaligned([(OPERANDS[position], operands[prepared.order.index(position)])])
     if _current_device() == index:  # type: ignore[misc]
-        call(_raw_stream(index), *pointers, operands)  # type: ignore[misc]
+        call(_raw_stream(index), *pointers, *operands)  # type: ignore[misc]
     else:
         with torch.cuda.device(index):
-            call(_raw_stream(index), *pointers, operands)  # type: ignore[misc]
+            call(_raw_stream(index), *pointers, *operands)  # type: ignore[misc]
     return result if out is not None or a.dim() == 2 else result.view(request.shape)
 
 
@@ -318,6 +326,7 @@ def _prepare(
     bias: Tensor | None,
     out: Tensor | None,
     config: Config,
+    overlap: str,
 ) -> _Prepared:
     request = check(a, b, scale_a, scale_b, out_dtype, bias, azp_adj, azp, out)
     tree = request.epilogue.tree(request.operand.accumulator, request.out)
@@ -328,7 +337,8 @@ def _prepare(
     if not a.is_cuda or not (request.m and request.n and request.k):
         return _Prepared(request, None, order, ())
     where = device(a.get_device())
-    chosen = choose(request, arch_of(where), config, where.sm_count)
+    mode = parse_overlap(overlap)
+    chosen = choose(request, arch_of(where), config, where.sm_count, mode)
     kernel = _kernels.get((chosen.spec, where.index))
     if kernel is None:
         kernel = _kernels[chosen.spec, where.index] = load(pipeline.build(chosen.spec).library, where)
@@ -343,7 +353,7 @@ def _prepare(
         *(extent[operand.broadcast] * operand.element.bytes for operand in tree.loads),
     )
     out_span = ((request.m - 1) * request.ldd + request.n) * request.out.bytes
-    return _Prepared(request, PreparedCall(kernel, where, extents, chosen.config), order, wide, out_span, spans)
+    return _Prepared(request, PreparedCall(kernel, where, extents, chosen.config, mode), order, wide, out_span, spans)
 
 
 def _evaluate(request: Request, a: Tensor, b: Tensor, given: tuple[Tensor | None, ...], out: Tensor | None) -> Tensor:
@@ -369,6 +379,7 @@ def _traced(
     bias: Tensor | None,
     out: Tensor | None,
     config: Config,
+    overlap: str,
 ) -> Tensor:
     check_kinds(a, b, scale_a, scale_b, out_dtype, bias, azp_adj, azp, out)
     if torch.is_grad_enabled():
@@ -377,11 +388,11 @@ def _traced(
     if out is not None:
         if out.dtype is not out_dtype:
             raise ArgumentError(f"out has dtype {out.dtype} but out_dtype is {out_dtype}; make them alike")
-        torch.ops.cutlass_w8a8.scaled_mm_out(out, a, b, scale_a, scale_b, azp_adj, azp, bias, name)
+        torch.ops.cutlass_w8a8.scaled_mm_out(out, a, b, scale_a, scale_b, azp_adj, azp, bias, name, overlap)
         return out
     result: Tensor
     if azp_adj is None:
-        result = torch.ops.cutlass_w8a8.scaled_mm(a, b, scale_a, scale_b, out_dtype, bias, name)
+        result = torch.ops.cutlass_w8a8.scaled_mm(a, b, scale_a, scale_b, out_dtype, bias, name, overlap)
     else:
-        result = torch.ops.cutlass_w8a8.scaled_mm_azp(a, b, scale_a, scale_b, out_dtype, azp_adj, azp, bias, name)
+        result = torch.ops.cutlass_w8a8.scaled_mm_azp(a, b, scale_a, scale_b, out_dtype, azp_adj, azp, bias, name, overlap)
     return result

@@ -3,10 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
 from cutlass_w8a8.arch import Arch
 from cutlass_w8a8.dtypes import DType
 from cutlass_w8a8.evt.epilogues import EpilogueSpec
+
+
+class Overlap(str, Enum):
+    """How a kernel may overlap with the one before it on its stream.
+
+    Attributes:
+        NONE: it starts when that kernel has ended.
+        LAUNCH: it starts when that kernel lets its dependents start, and waits for its end before it touches memory
+            (programmatic dependent launch).
+        WEIGHTS: it also loads weights before it waits, so they must not be written by work that may still run.
+    """
+
+    NONE = "none"
+    LAUNCH = "launch"
+    WEIGHTS = "weights"
 
 
 @dataclass(frozen=True)
@@ -20,6 +36,7 @@ class Problem:
         out: element type of D.
         epilogue: the formula.
         sm_count: multiprocessors of the device; None if it is not known.
+        overlap: how the kernel may overlap with the one before it.
     """
 
     arch: Arch
@@ -30,3 +47,4 @@ class Problem:
     out: DType
     epilogue: EpilogueSpec
     sm_count: int | None = None
+    overlap: Overlap = Overlap.NONE

@@ -14,7 +14,7 @@ from cutlass_w8a8.dtypes import OPERAND_DTYPES, OUTPUT_DTYPES
 from cutlass_w8a8.errors import ArgumentError, UnsupportedError
 from cutlass_w8a8.evt.epilogues import Azp, EpilogueSpec
 from cutlass_w8a8.evt.evaluate import TORCH_DTYPES
-from cutlass_w8a8.problem import Problem
+from cutlass_w8a8.problem import Overlap, Problem
 from cutlass_w8a8.request import FROM_TORCH, Request, check
 from cutlass_w8a8.runtime.device import arch_of, device
 from cutlass_w8a8.spec import KernelSpec
@@ -163,7 +163,13 @@ def explain(
     return replace(choose(request, found.arch, config, sm_count), note=found.note)
 
 
-def choose(request: Request, arch: Arch, config: Config, sm_count: int | None = None) -> Explanation:
+def choose(
+    request: Request,
+    arch: Arch,
+    config: Config,
+    sm_count: int | None = None,
+    overlap: Overlap = Overlap.NONE,
+) -> Explanation:
     """The kernel that serves a checked request on ``arch``: the heuristic's, or the one ``config`` asks for.
 
     ``sm_count`` is that of the device, None if there is none at hand.
@@ -172,10 +178,17 @@ def choose(request: Request, arch: Arch, config: Config, sm_count: int | None = 
         ConfigError: ``config`` is impossible.
         UnsupportedError: no kernel serves it.
     """
-    problem = Problem(arch, request.m, request.n, request.k, request.operand, request.out, request.epilogue, sm_count)
+    problem = Problem(
+        arch, request.m, request.n, request.k, request.operand, request.out, request.epilogue, sm_count, overlap
+    )
     chosen = parse_config(config) or select(problem)
     spec = KernelSpec(arch, request.operand, request.out, request.epilogue, chosen)
     validate(spec, chosen)
+    if request.k % chosen.k_multiple:
+        raise ConfigError(
+            f"config {chosen.name!r} divides K among {chosen.slices} blocks, so K must be a multiple of "
+            f"{chosen.k_multiple}; it is {request.k}"
+        )
     return Explanation(spec, chosen)
 
 
@@ -191,3 +204,15 @@ def parse_config(config: Config) -> KernelConfig | None:
     if not isinstance(config, str):
         raise ArgumentError(f"config is a {type(config).__name__}; pass a KernelConfig, its text form, or None")
     return KernelConfig.parse(config)
+
+
+def parse_overlap(overlap: str) -> Overlap:
+    """The overlap a caller names.
+
+    Raises:
+        ArgumentError: there is no such overlap.
+    """
+    try:
+        return Overlap(overlap)
+    except ValueError:
+        raise ArgumentError(f"overlap is {overlap!r}; pass {', '.join(repr(o.value) for o in Overlap)}") from None

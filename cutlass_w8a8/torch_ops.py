@@ -14,11 +14,11 @@ Tensor = torch.Tensor
 
 _OPERANDS = "Tensor a, Tensor b, Tensor scale_a, Tensor scale_b"
 SCHEMAS = (
-    f"scaled_mm({_OPERANDS}, ScalarType out_dtype, Tensor? bias=None, str? config=None) -> Tensor",
+    f"scaled_mm({_OPERANDS}, ScalarType out_dtype, Tensor? bias=None, str? config=None, str overlap='launch') -> Tensor",
     f"scaled_mm_azp({_OPERANDS}, ScalarType out_dtype, Tensor azp_adj, Tensor? azp=None, Tensor? bias=None, "
-    + "str? config=None) -> Tensor",
+    + "str? config=None, str overlap='launch') -> Tensor",
     f"scaled_mm_out(Tensor(a!) out, {_OPERANDS}, Tensor? azp_adj=None, Tensor? azp=None, Tensor? bias=None, "
-    + "str? config=None) -> ()",
+    + "str? config=None, str overlap='launch') -> ()",
 )
 
 _library = torch.library.Library("cutlass_w8a8", "DEF")  # type: ignore[no-untyped-call]
@@ -34,8 +34,9 @@ def _scaled_mm(
     out_dtype: torch.dtype,
     bias: Tensor | None = None,
     config: str | None = None,
+    overlap: str = "launch",
 ) -> Tensor:
-    return _run(a, b, scale_a, scale_b, out_dtype, None, None, bias, None, config)
+    return _run(a, b, scale_a, scale_b, out_dtype, None, None, bias, None, config, overlap)
 
 
 def _scaled_mm_azp(
@@ -48,8 +49,9 @@ def _scaled_mm_azp(
     azp: Tensor | None = None,
     bias: Tensor | None = None,
     config: str | None = None,
+    overlap: str = "launch",
 ) -> Tensor:
-    return _run(a, b, scale_a, scale_b, out_dtype, azp_adj, azp, bias, None, config)
+    return _run(a, b, scale_a, scale_b, out_dtype, azp_adj, azp, bias, None, config, overlap)
 
 
 def _scaled_mm_out(
@@ -62,8 +64,9 @@ def _scaled_mm_out(
     azp: Tensor | None = None,
     bias: Tensor | None = None,
     config: str | None = None,
+    overlap: str = "launch",
 ) -> None:
-    _run(a, b, scale_a, scale_b, out.dtype, azp_adj, azp, bias, out, config)
+    _run(a, b, scale_a, scale_b, out.dtype, azp_adj, azp, bias, out, config, overlap)
 
 
 def _fake(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, out_dtype: torch.dtype, *_: object) -> Tensor:

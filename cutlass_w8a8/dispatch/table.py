@@ -32,7 +32,7 @@ class Cost:
     def time(self, config: KernelConfig, m: int, n: int, k: int, sm_count: int | None = None) -> float:
         """The expected time of an m x n x k problem on ``sm_count`` multiprocessors, in microseconds."""
         waves = -(-blocks(config, m, n) // (sm_count or self.SMS))
-        compute = (1 + self.rest * (waves - 1)) * self.us_per_1000_k * k / 1000 + self.us_per_wave * waves
+        compute = (1 + self.rest * (waves - 1)) * self.us_per_1000_k * k / config.slices / 1000 + self.us_per_wave * waves
         memory = (n * k + m * k + 2 * m * n) / 1e6 / self.tb_per_s
         return max(compute, memory) + self.fixed_us
 
@@ -75,10 +75,10 @@ class Roofline:
 
 
 def blocks(config: KernelConfig, m: int, n: int) -> int:
-    """Thread blocks of an m x n problem: one for a tile, clusters filled up."""
+    """Thread blocks of an m x n problem: one for a tile or a slice of its k, clusters filled up."""
     rows, columns = (n, m) if config.swap_ab else (m, n)
     along_m = _round_up(-(-rows // config.block_m), config.cluster[0])
-    return along_m * _round_up(-(-columns // config.tile[1]), config.cluster[1])
+    return along_m * _round_up(-(-columns // config.tile[1]), config.cluster[1]) * config.slices
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,11 @@ class Row:
 
     def fits(self, m: int, n: int, k: int) -> bool:
         """Whether an m x n x k problem is within this row's bounds."""
-        return self.min_m <= m <= self.max_m and self.min_n <= n <= self.max_n and k >= self.min_k
+        return self.min_m <= m <= self.max_m and self.min_n <= n <= self.max_n and self.takes(k)
+
+    def takes(self, k: int) -> bool:
+        """Whether ``k`` is long enough, and can be divided as the configuration asks."""
+        return k >= self.min_k and k % self.config.k_multiple == 0
 
     def time(self, m: int, n: int, k: int, sm_count: int | None = None) -> float:
         """The expected time, comparable with that of other rows of the same table."""

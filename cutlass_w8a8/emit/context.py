@@ -43,10 +43,12 @@ def context(spec: KernelSpec) -> dict[str, Any]:
         "scalars": [load.name for load in tree.loads if load.broadcast is Broadcast.SCALAR],
         "tile": config.tile,
         "cluster": config.cluster,
+        "slices": config.slices,
+        # Whether the kernel can start ahead of the one before it.
+        "overlaps": False,
         "stages": config.stages,
         "swap_ab": config.swap_ab,
         "stream_k": config.scheduler is Scheduler.STREAM_K,
-        "pdl": config.pdl,
         "visitor": _tidy(emit_visitor(tree, 80 if two_x else 90, config.swap_ab), two_x),
         "epilogue_arguments": arguments(tree, indent=3, end="," if two_x else ";"),
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cutlass_w8a8.config import Schedule
+from cutlass_w8a8.config import Schedule, Scheduler
 from cutlass_w8a8.dtypes import DType
 from cutlass_w8a8.emit import three_x
 from cutlass_w8a8.spec import KernelSpec
@@ -51,10 +51,14 @@ def values(spec: KernelSpec) -> dict[str, Any]:
             f"gemm/kernel/{_KERNEL_HEADERS[schedule]}",
         ),
     )
+    # The workspace of stream-K is cleared by a launch of its own, which such a kernel must not overtake.
+    own: dict[str, Any] = {"overlaps": spec.config.scheduler is not Scheduler.STREAM_K}
+    if spec.config.slices > 1:
+        own["smem"] = "GemmKernel::SharedStorageSize + Exchange::kBytes"
     return three_x.values(
         spec,
         headers,
         kernel_schedule=_KERNEL_SCHEDULES[schedule] + ("FP8FastAccum" if fast else ""),
         epilogue_schedule=_EPILOGUE_SCHEDULES[schedule],
         block_m=spec.config.tile[0],
-    )
+    ) | own

@@ -49,7 +49,8 @@ def render(spec: KernelSpec) -> dict[str, str]:
         keep_trailing_newline=True,
         autoescape=False,
     )
-    return {
+    hopper = {"hopper.h": templates()["hopper.h"]} if spec.family is Family.HOPPER else {}
+    return hopper | {
         "kernel.cu": environment.get_template(_TEMPLATES[spec.family]).render(context),
         "host_prelude.h": templates()["host_prelude.h"],
         # CUTLASS includes this header everywhere, and a plain C++ compiler cannot parse it.

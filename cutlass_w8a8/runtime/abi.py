@@ -1,16 +1,17 @@
-"""The binary interface of a compiled kernel, mirroring ``Call`` and ``Info`` of templates/host_prelude.h."""
+"""The binary interface of a compiled kernel, mirroring ``Pointers``, ``Call`` and ``Info`` of templates/host_prelude.h."""
 
 from __future__ import annotations
 
 import ctypes
 import struct
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 MAX_OPERANDS = 8
 
-# function, stream, a, b, d, workspace, operands; lda, ldb, ldd; m, n, k, sm_count, blocks_per_sm, splits,
-# swizzle, raster.
-CALL = struct.Struct(f"={6 + MAX_OPERANDS}Q3q8i")
+# stream, a, b, d, workspace, operands.
+POINTERS = struct.Struct(f"={5 + MAX_OPERANDS}Q")
+# The pointers; function; lda, ldb, ldd; m, n, k, sm_count, blocks_per_sm, splits, swizzle, raster, overlap, unused.
+CALL = struct.Struct(f"={5 + MAX_OPERANDS}Q1Q3q10i")
 
 CANNOT_IMPLEMENT = -1
 MEANINGS = {
@@ -54,7 +55,7 @@ class Library:
         end = ctypes.addressof(ctypes.c_char.in_dll(handle, "w8a8_image_end"))
         self.image = (ctypes.c_char * (end - begin)).from_address(begin)
         self.launch = handle.w8a8_launch
-        self.launch.argtypes = (ctypes.c_void_p,)
+        self.launch.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
         self.launch.restype = ctypes.c_int
         self.workspace = handle.w8a8_workspace
         self.workspace.argtypes = (ctypes.c_void_p,)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 import threading
 from dataclasses import dataclass
 
@@ -10,24 +11,26 @@ import torch
 
 from cutlass_w8a8.config import KernelConfig, Raster
 from cutlass_w8a8.errors import ConfigError, LaunchError
-from cutlass_w8a8.runtime.abi import CALL, CANNOT_IMPLEMENT, MAX_OPERANDS, MEANINGS
+from cutlass_w8a8.problem import Overlap
+from cutlass_w8a8.runtime.abi import CALL, CANNOT_IMPLEMENT, MAX_OPERANDS, MEANINGS, POINTERS
 from cutlass_w8a8.runtime.device import Device
 from cutlass_w8a8.runtime.loader import LoadedKernel
 
+_OVERLAP = {Overlap.NONE: 0, Overlap.LAUNCH: 1, Overlap.WEIGHTS: 2}
 _RASTER = {Raster.HEURISTIC: 0, Raster.ALONG_M: 1, Raster.ALONG_N: 2}
 # What a launch returns in a thread without a current context: the driver's error, or a failed workspace memset.
 _NO_CONTEXT = (201, -3)
 
 
-class _Buffer(threading.local):
-    """A ``Call`` each thread packs for itself: ctypes lets other threads run during a launch."""
+class _Pointers(threading.local):
+    """The pointers of a launch, a buffer for each thread: ctypes lets other threads run meanwhile."""
 
     def __init__(self) -> None:
-        self.bytes = ctypes.create_string_buffer(CALL.size)
+        self.bytes = ctypes.create_string_buffer(POINTERS.size)
         self.address = ctypes.addressof(self.bytes)
 
 
-_buffer = _Buffer()
+_pointers = _Pointers()
 
 
 @dataclass(frozen=True)
@@ -52,34 +55,41 @@ class PreparedCall:
         ConfigError: CUTLASS refuses the problem.
     """
 
-    def __init__(self, kernel: LoadedKernel, device: Device, extents: Extents, config: KernelConfig) -> None:
+    def __init__(
+        self, kernel: LoadedKernel, device: Device, extents: Extents, config: KernelConfig, overlap: Overlap = Overlap.NONE
+    ) -> None:
         self._kernel = kernel
         self._device = device
-        self._function = kernel.function
         self._launch = kernel.library.launch
-        padding = (0,) * (MAX_OPERANDS - kernel.library.info.operands)
-        self._tail: tuple[int, ...] = (
-            *padding,
-            extents.lda,
-            extents.ldb,
-            extents.ldd,
-            extents.m,
-            extents.n,
-            extents.k,
-            device.sm_count,
-            kernel.blocks_per_sm,
-            config.splits,
-            config.swizzle,
-            _RASTER[config.raster],
-        )
+        operands = kernel.library.info.operands
         # Addresses are needed only for their alignment here.
-        operands = (16,) * kernel.library.info.operands
-        CALL.pack_into(_buffer.bytes, 0, self._function, 0, 16, 16, 16, 0, *operands, *self._tail)
-        self.workspace_bytes = int(kernel.library.workspace(_buffer.address))
+        anything = (0, 16, 16, 16, 0, *(16,) * operands, *(0,) * (MAX_OPERANDS - operands))
+        self._kept = ctypes.create_string_buffer(
+            CALL.pack(
+                *anything,
+                kernel.function,
+                extents.lda,
+                extents.ldb,
+                extents.ldd,
+                extents.m,
+                extents.n,
+                extents.k,
+                device.sm_count,
+                kernel.blocks_per_sm,
+                config.splits,
+                config.swizzle,
+                _RASTER[config.raster],
+                _OVERLAP[overlap],
+                0,
+            )
+        )
+        self._address = ctypes.addressof(self._kept)
+        self._pack = struct.Struct(f"={5 + operands}Q").pack_into
+        self.workspace_bytes = int(kernel.library.workspace(self._address))
         if self.workspace_bytes == CANNOT_IMPLEMENT:
             raise ConfigError(f"config {config.name!r} cannot run m={extents.m} n={extents.n} k={extents.k}")
 
-    def __call__(self, stream: int, a: int, b: int, d: int, operands: tuple[int, ...]) -> None:
+    def __call__(self, stream: int, a: int, b: int, d: int, *operands: int) -> None:
         """Enqueue the kernel on ``stream``, a raw stream of this call's device, with these device addresses.
 
         Raises:
@@ -90,18 +100,18 @@ class PreparedCall:
             # Freed on return: the caching allocator hands it to later work of the same stream only.
             scratch = torch.empty(self.workspace_bytes, dtype=torch.uint8, device=f"cuda:{self._device.index}")
             workspace = scratch.data_ptr()
-        buffer = _buffer
-        CALL.pack_into(buffer.bytes, 0, self._function, stream, a, b, d, workspace, *operands, *self._tail)
-        result = self._launch(buffer.address)
+        pointers = _pointers
+        self._pack(pointers.bytes, 0, stream, a, b, d, workspace, *operands)
+        result = self._launch(self._address, pointers.address)
         if result:
-            self._retry(buffer, result)
+            self._retry(pointers.address, result)
 
-    def _retry(self, buffer: _Buffer, result: int) -> None:
+    def _retry(self, pointers: int, result: int) -> None:
         if result in _NO_CONTEXT:
             # A thread that has not used CUDA yet has no current context; torch makes one current on demand.
             torch.cuda.set_device(self._device.index)
             torch.cuda.current_stream().query()
-            result = self._launch(buffer.address)
+            result = self._launch(self._address, pointers)
         if result:
             raise LaunchError(f"launch failed: {_describe(result)}")
 

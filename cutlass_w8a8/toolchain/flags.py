@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from cutlass_w8a8.arch import Family
 from cutlass_w8a8.spec import KernelSpec
 
 
@@ -31,10 +30,6 @@ class Flags:
 def flags_for(spec: KernelSpec) -> Flags:
     """The flags that compile ``spec``'s kernel."""
     defines = ["-DNDEBUG"]
-    # CUTLASS compiles the wait and the trigger of dependent launches only under this macro; the launcher sets the
-    # matching launch attribute from the same configuration field. One without the other gives wrong results.
-    if spec.config.pdl and spec.family is Family.HOPPER:
-        defines.append("-DCUTLASS_ENABLE_GDC_FOR_SM90=1")
     return Flags(
         device=(
             "-fatbin",

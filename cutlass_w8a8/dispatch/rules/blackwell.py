@@ -29,8 +29,6 @@ def options(spec: KernelSpec) -> Iterator[str]:
         yield "the stream-K scheduler is not offered on this family: it spills registers"
     if not config.fast_accum:
         yield "accurate: tensor memory accumulates in one way; leave it out"
-    if config.pdl:
-        yield "programmatic dependent launch is offered on sm90 only, where its order was proven by running it"
 
 
 def tile(spec: KernelSpec) -> Iterator[str]:

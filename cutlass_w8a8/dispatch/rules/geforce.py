@@ -22,8 +22,6 @@ def options(spec: KernelSpec) -> Iterator[str]:
         yield "the stream-K scheduler does not exist on this family; leave out streamk"
     if not config.fast_accum:
         yield "accurate: this main loop accumulates in one way, in float32; leave it out"
-    if config.pdl:
-        yield "programmatic dependent launch is offered on sm90 only, where its order was proven by running it"
 
 
 def tile(spec: KernelSpec) -> Iterator[str]:

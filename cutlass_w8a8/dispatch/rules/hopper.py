@@ -66,13 +66,23 @@ def scheduler(spec: KernelSpec) -> Iterator[str]:
     config = spec.config
     if config.scheduler is Scheduler.STREAM_K and config.schedule is not Schedule.COOPERATIVE:
         yield f"the stream-K scheduler needs the cooperative schedule, not {config.schedule.value}"
-    if config.scheduler is Scheduler.STREAM_K and config.pdl:
-        yield "CUTLASS's sm90 stream-K scheduler does not compile with programmatic dependent launch; drop one"
+
+
+def slices(spec: KernelSpec) -> Iterator[str]:
+    """Blocks that divide K leave their sums to the first of a cluster, from the registers of one warp group."""
+    config = spec.config
+    if config.slices == 1:
+        return
+    if config.slices not in (2, 4, 8):
+        yield f"slices {config.slices} is not 1, 2, 4 or 8"
+    if config.schedule is not Schedule.WARP_SPECIALIZED or config.cluster != (1, 1):
+        yield f"slices {config.slices} needs the schedule ws and the cluster 1x1, which the slices then form"
 
 
 RULES: tuple[Rule, ...] = (
     common.options_3x,
     scheduler,
+    slices,
     accurate,
     tile,
     warp_groups,
@@ -88,4 +98,5 @@ def smem_bytes(spec: KernelSpec, stages: int) -> int:
     sub_m, sub_n = (128 if config.schedule is Schedule.COOPERATIVE else 64), min(n, 32)
     buffers = min((m // sub_m) * (n // sub_n), 2)
     store = buffers * sub_m * sub_n * spec.out.bytes
-    return stages * ((m + n) * k + 16) + store + common.row_bytes(spec, n) + 256
+    exchange = common.round_up(128 + (config.slices - 1) * m * n * 4, 1024) if config.slices > 1 else 0
+    return exchange + stages * ((m + n) * k + 16) + store + common.row_bytes(spec, n) + 256

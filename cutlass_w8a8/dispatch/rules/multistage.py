@@ -21,8 +21,6 @@ def options(spec: KernelSpec) -> Iterator[str]:
         yield "swap is impossible: 2.x visitors store along n only"
     if config.cluster != (1, 1):
         yield f"cluster {config.cluster[0]}x{config.cluster[1]}: multistage kernels have no clusters; use 1x1"
-    if config.pdl:
-        yield "multistage kernels have no programmatic dependent launch; leave out pdl"
     if config.stages is None:
         yield "a multistage kernel needs a number of stages; add s3, s4 or s5 (s2 on sm75)"
 
