@@ -95,8 +95,8 @@ class KernelConfig:
 
     @property
     def k_multiple(self) -> int:
-        """What K must be a multiple of, in elements: each block's part of it starts at a multiple of 16 bytes."""
-        return 16 * self.slices
+        """What K must be a multiple of, beyond what every call asks: each slice begins at a multiple of 16 bytes."""
+        return 1 if self.slices == 1 else 16 * self.slices
 
     @property
     def divides_k(self) -> bool:

@@ -394,5 +394,7 @@ def _traced(
     if azp_adj is None:
         result = torch.ops.cutlass_w8a8.scaled_mm(a, b, scale_a, scale_b, out_dtype, bias, name, overlap)
     else:
-        result = torch.ops.cutlass_w8a8.scaled_mm_azp(a, b, scale_a, scale_b, out_dtype, azp_adj, azp, bias, name, overlap)
+        result = torch.ops.cutlass_w8a8.scaled_mm_azp(
+            a, b, scale_a, scale_b, out_dtype, azp_adj, azp, bias, name, overlap
+        )
     return result

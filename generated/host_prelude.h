@@ -9,12 +9,13 @@
 #include <dlfcn.h>
 
 #include <cstdint>
+#include <cstring>
 
 // Take the tensor-map encoder from below instead of asking the runtime for it at every call.
 #define CUTLASS_ENABLE_DIRECT_CUDA_DRIVER_CALL 1
 
 #define W8A8_EXPORT __attribute__((visibility("default")))
-#define W8A8_ABI_VERSION 1
+#define W8A8_ABI_VERSION 2
 
 // Device built-ins that appear in headers outside of templates. Never called on the host.
 extern "C++" {
@@ -37,15 +38,20 @@ int LaneId();
 int SmId();
 }
 
-// One launch. Python fills it; the order and sizes of the fields are the ABI (cutlass_w8a8/runtime/abi.py).
-struct Call {
-  void* function;              // CUkernel
+// What changes from launch to launch: addresses and the stream. Python fills it and Call; the order and sizes of the
+// fields are the ABI (cutlass_w8a8/runtime/abi.py).
+struct Pointers {
   void* stream;                // CUstream
   void const* a;               // [m, k], leading stride lda
   void const* b;               // [k, n] column-major, leading stride ldb
   void* d;                     // [m, n], leading stride ldd
   void* workspace;             // at least w8a8_workspace() bytes; may be null when that is 0
   void const* operand[8];      // epilogue operands, in the order of the visitor tree
+};
+
+// All of a launch. The pointers come first, so that the rest can be kept from one launch to the next.
+struct Call : Pointers {
+  void* function;              // CUkernel
   int64_t lda, ldb, ldd;       // elements
   int32_t m, n, k;
   int32_t sm_count;            // streaming multiprocessors of the device
@@ -53,6 +59,8 @@ struct Call {
   int32_t splits;              // stream-K kernels: 0 scheduler's choice, 1 no split, >1 that many splits of k
   int32_t swizzle;             // maximum swizzle of the tile order
   int32_t raster;              // 0 heuristic, 1 along m, 2 along n
+  int32_t overlap;             // 0 none, 1 dependent launch, 2 that and weights loaded ahead (Hopper's kernels only)
+  int32_t unused;              // keeps the size a multiple of 8
 };
 
 // What the launcher needs to know about the kernel before the first call.
@@ -76,7 +84,8 @@ inline void* driver_function(char const* name) {
 
 template <class Function> Function* driver(char const* name) { return reinterpret_cast<Function*>(driver_function(name)); }
 
-inline int launch(Call const& call, void* params, dim3 grid, unsigned threads, unsigned smem, dim3 cluster, bool pdl) {
+inline int launch(Call const& call, void* params, dim3 grid, unsigned threads, unsigned smem, dim3 cluster,
+                  bool dependent) {
   static auto* const launch_kernel = driver<decltype(::cuLaunchKernelEx)>("cuLaunchKernelEx");
   if (!launch_kernel) return kNoDriver;
   CUlaunchAttribute attributes[2];
@@ -88,7 +97,7 @@ inline int launch(Call const& call, void* params, dim3 grid, unsigned threads, u
     attributes[count].value.clusterDim.z = cluster.z;
     ++count;
   }
-  if (pdl) {
+  if (dependent) {
     attributes[count].id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
     attributes[count].value.programmaticStreamSerializationAllowed = 1;
     ++count;
@@ -108,6 +117,28 @@ inline int launch(Call const& call, void* params, dim3 grid, unsigned threads, u
   return launch_kernel(&config, static_cast<CUfunction>(call.function), kernel_params, nullptr);
 }
 
+// All that a tensor map is encoded from, apart from the address.
+struct MapRequest {
+  uint64_t fields[6 + 4 * 5] = {};
+
+  MapRequest() = default;
+
+  template <class Type, class Interleave, class Swizzle, class Promotion, class Fill>
+  MapRequest(Type type, cuuint32_t rank, cuuint64_t const* dim, cuuint64_t const* strides, cuuint32_t const* box,
+             cuuint32_t const* element_strides, Interleave interleave, Swizzle swizzle, Promotion promotion, Fill fill)
+      : fields{1 + rank, uint64_t(type), uint64_t(interleave), uint64_t(swizzle), uint64_t(promotion), uint64_t(fill)} {
+    for (cuuint32_t i = 0; i < rank && i < 5; ++i) {
+      uint64_t* const mode = fields + 6 + 4 * i;
+      mode[0] = dim[i];
+      mode[1] = i + 1 < rank ? strides[i] : 0;
+      mode[2] = box[i];
+      mode[3] = element_strides[i];
+    }
+  }
+
+  bool operator==(MapRequest const& other) const { return !memcmp(fields, other.fields, sizeof fields); }
+};
+
 }  // namespace w8a8
 
 // The driver and runtime functions that CUTLASS's host code refers to, defined here (hidden) on libcuda alone, so that
@@ -120,8 +151,25 @@ CUresult CUDAAPI cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType ty
                                         CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion,
                                         CUtensorMapFloatOOBfill fill) {
   static auto* const encode = w8a8::driver<decltype(::cuTensorMapEncodeTiled)>("cuTensorMapEncodeTiled");
-  if (!encode) return CUDA_ERROR_NOT_INITIALIZED;
-  return encode(map, type, rank, address, dim, strides, box, element_strides, interleave, swizzle, promotion, fill);
+  static auto* const replace = w8a8::driver<decltype(::cuTensorMapReplaceAddress)>("cuTensorMapReplaceAddress");
+  if (!encode || !replace) return CUDA_ERROR_NOT_INITIALIZED;
+  // From one launch to the next most often no more than the address differs. Two operands and the result have maps.
+  w8a8::MapRequest const request(type, rank, dim, strides, box, element_strides, interleave, swizzle, promotion, fill);
+  static thread_local struct {
+    w8a8::MapRequest request;
+    CUtensorMap map;
+  } recent[3];
+  static thread_local unsigned next = 0;
+  for (auto& known : recent) {
+    if (known.request == request) {
+      *map = known.map;
+      return replace(map, address);
+    }
+  }
+  auto const result =
+      encode(map, type, rank, address, dim, strides, box, element_strides, interleave, swizzle, promotion, fill);
+  if (result == CUDA_SUCCESS) recent[next++ % 3] = {request, *map};
+  return result;
 }
 
 cudaError_t CUDARTAPI cudaMemsetAsync(void* address, int value, size_t bytes, cudaStream_t stream) {

@@ -45,7 +45,8 @@ KERNELS = (
     "sm90 e4m3 fp16 scaled-bias_token_channel 128x256x128_2x1_cooperative",
     "sm90 e4m3 bf16 scaled_token_channel 64x128x128_2x1_pingpong_accurate",
     "sm90 e4m3 bf16 scaled_tensor_tensor 128x128x128_cooperative_streamk",
-    "sm90 e4m3 fp32 scaled_tensor_channel 128x128x128_2x1_pingpong_pdl",
+    "sm90 e4m3 fp32 scaled_tensor_channel 128x128x128_2x1_pingpong",
+    "sm90 e4m3 bf16 scaled_token_channel 64x16x256_ws_swap_slices4",
     "sm90 int8 bf16 azp-token-bias_token_channel 128x128x128_2x1_pingpong",
     "sm90 int8 bf16 azp_token_channel 64x64x256_pingpong_swap",
     "sm75 int8 fp16 scaled_token_channel 128x128x64_w64x64x64_multistage_s2",
@@ -112,7 +113,7 @@ def expected() -> dict[str, str]:
     for spec in map(kernel, KERNELS):
         rendered = emit.render(spec)
         files[f"{spec.arch.name}/{spec.name}.cu"] = rendered["kernel.cu"]
-        files["host_prelude.h"] = rendered["host_prelude.h"]
+        files |= {name: text for name, text in rendered.items() if name.endswith(".h") and "/" not in name}
     return files
 
 

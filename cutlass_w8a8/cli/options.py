@@ -52,7 +52,7 @@ def add_kernel_options(parser: argparse.ArgumentParser) -> None:
         "--config or --tile set the configuration. Without them the heuristic chooses one for an M x N x K problem "
         f"(each {DEFAULT_EXTENT} unless given). Other options replace parts of it. The parts of a configuration's "
         "name as options: 128x128x128 --tile, 2x1 --cluster, pingpong --schedule, w64x64x64 --warp, s5 --stages 5, "
-        "swap --swap-ab, streamk --scheduler streamk, accurate --no-fast-accum, pdl --pdl; split<n>, swizzle<n>, "
+        "swap --swap-ab, streamk --scheduler streamk, accurate --no-fast-accum, slices2 --slices 2; split<n>, swizzle<n>, "
         "along_m and along_n are chosen at launch and change nothing here.",
     )
     how.add_argument("--m", type=_reader(_extent), metavar="M", help="rows of A and D")
@@ -78,7 +78,7 @@ def add_kernel_options(parser: argparse.ArgumentParser) -> None:
     yes_no: dict[str, Any] = {"action": argparse.BooleanOptionalAction, "default": None}
     how.add_argument("--swap-ab", help="compute the transposed problem (not multistage)", **yes_no)
     how.add_argument("--fast-accum", help="fp8: leave partial sums in the tensor core; --no-: accurate", **yes_no)
-    how.add_argument("--pdl", help="programmatic dependent launch (sm90)", **yes_no)
+    how.add_argument("--slices", type=int, metavar="N", help="blocks of a cluster that divide K (sm90, ws)")
 
 
 def kernel(options: argparse.Namespace) -> KernelSpec:

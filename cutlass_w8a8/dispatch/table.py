@@ -32,7 +32,9 @@ class Cost:
     def time(self, config: KernelConfig, m: int, n: int, k: int, sm_count: int | None = None) -> float:
         """The expected time of an m x n x k problem on ``sm_count`` multiprocessors, in microseconds."""
         waves = -(-blocks(config, m, n) // (sm_count or self.SMS))
-        compute = (1 + self.rest * (waves - 1)) * self.us_per_1000_k * k / config.slices / 1000 + self.us_per_wave * waves
+        compute = (
+            1 + self.rest * (waves - 1)
+        ) * self.us_per_1000_k * k / config.slices / 1000 + self.us_per_wave * waves
         memory = (n * k + m * k + 2 * m * n) / 1e6 / self.tb_per_s
         return max(compute, memory) + self.fixed_us
 

@@ -55,10 +55,13 @@ def values(spec: KernelSpec) -> dict[str, Any]:
     own: dict[str, Any] = {"overlaps": spec.config.scheduler is not Scheduler.STREAM_K}
     if spec.config.slices > 1:
         own["smem"] = "GemmKernel::SharedStorageSize + Exchange::kBytes"
-    return three_x.values(
-        spec,
-        headers,
-        kernel_schedule=_KERNEL_SCHEDULES[schedule] + ("FP8FastAccum" if fast else ""),
-        epilogue_schedule=_EPILOGUE_SCHEDULES[schedule],
-        block_m=spec.config.tile[0],
-    ) | own
+    return (
+        three_x.values(
+            spec,
+            headers,
+            kernel_schedule=_KERNEL_SCHEDULES[schedule] + ("FP8FastAccum" if fast else ""),
+            epilogue_schedule=_EPILOGUE_SCHEDULES[schedule],
+            block_m=spec.config.tile[0],
+        )
+        | own
+    )

@@ -56,7 +56,12 @@ class PreparedCall:
     """
 
     def __init__(
-        self, kernel: LoadedKernel, device: Device, extents: Extents, config: KernelConfig, overlap: Overlap = Overlap.NONE
+        self,
+        kernel: LoadedKernel,
+        device: Device,
+        extents: Extents,
+        config: KernelConfig,
+        overlap: Overlap = Overlap.NONE,
     ) -> None:
         self._kernel = kernel
         self._device = device

@@ -169,13 +169,16 @@ extern "C" W8A8_EXPORT int64_t w8a8_workspace(Call const* call) {
   return static_cast<int64_t>(Params(args, call->sm_count, call->blocks_per_sm).get_workspace_size());
 }
 
-extern "C" W8A8_EXPORT int w8a8_launch(Call const* call) {
-  auto const args = arguments(*call);
-  Params params(args, call->sm_count, call->blocks_per_sm);
+// Launches the kept call with these pointers.
+extern "C" W8A8_EXPORT int w8a8_launch(Call const* kept, Pointers const* pointers) {
+  Call call = *kept;
+  static_cast<Pointers&>(call) = *pointers;
+  auto const args = arguments(call);
+  Params params(args, call.sm_count, call.blocks_per_sm);
   dim3 const grid = params.get_grid_dims();
   dim3 const cluster(1, 1, 1);
-  return w8a8::launch(*call, &params, grid, GemmKernel::kThreadCount, sizeof(SharedStorage), cluster,
-                      /*pdl=*/false);
+  return w8a8::launch(call, &params, grid, GemmKernel::kThreadCount, sizeof(SharedStorage), cluster,
+                      /*dependent=*/false);
 }
 
 #endif

@@ -204,17 +204,20 @@ extern "C" W8A8_EXPORT int64_t w8a8_workspace(Call const* call) {
   return static_cast<int64_t>(GemmKernel::get_workspace_size(args));
 }
 
-extern "C" W8A8_EXPORT int w8a8_launch(Call const* call) {
-  auto const args = arguments(*call);
-  if (GemmKernel::initialize_workspace(args, call->workspace, static_cast<cudaStream_t>(call->stream)) !=
+// Launches the kept call with these pointers.
+extern "C" W8A8_EXPORT int w8a8_launch(Call const* kept, Pointers const* pointers) {
+  Call call = *kept;
+  static_cast<Pointers&>(call) = *pointers;
+  auto const args = arguments(call);
+  if (GemmKernel::initialize_workspace(args, call.workspace, static_cast<cudaStream_t>(call.stream)) !=
       cutlass::Status::kSuccess) {
     return w8a8::kWorkspace;
   }
-  Params params = GemmKernel::to_underlying_arguments(args, call->workspace);
+  Params params = GemmKernel::to_underlying_arguments(args, call.workspace);
   dim3 const grid = GemmKernel::get_grid_shape(params);
   dim3 const cluster(1, 1, 1);
-  return w8a8::launch(*call, &params, grid, GemmKernel::MaxThreadsPerBlock, GemmKernel::SharedStorageSize, cluster,
-                      /*pdl=*/false);
+  return w8a8::launch(call, &params, grid, GemmKernel::MaxThreadsPerBlock, GemmKernel::SharedStorageSize, cluster,
+                      /*dependent=*/false);
 }
 
 #endif

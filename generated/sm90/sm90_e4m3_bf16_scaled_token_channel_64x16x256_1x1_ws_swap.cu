@@ -42,6 +42,8 @@
 #include "cutlass/gemm/kernel/tile_scheduler.hpp"
 #include "cutlass/gemm/kernel/gemm_universal.hpp"
 
+#include "hopper.h"
+
 namespace {
 
 using cute::_0;
@@ -118,7 +120,7 @@ using CollectiveEpilogue = typename cutlass::epilogue::collective::CollectiveBui
 using Stages = cutlass::gemm::collective::StageCountAutoCarveout<
     static_cast<int>(sizeof(typename CollectiveEpilogue::SharedStorage))>;
 
-using CollectiveMainloop = typename cutlass::gemm::collective::CollectiveBuilder<
+using TileMainloop = typename cutlass::gemm::collective::CollectiveBuilder<
     cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp,
     ElementA, cutlass::layout::RowMajor, kAlignmentAB,
     ElementB, cutlass::layout::ColumnMajor, kAlignmentAB,
@@ -126,6 +128,8 @@ using CollectiveMainloop = typename cutlass::gemm::collective::CollectiveBuilder
     TileShape, ClusterShape,
     Stages,
     KernelSchedule>::CollectiveOp;
+using CollectiveMainloop =
+    w8a8::Mainloop<TileMainloop, /*WeightsAreA=*/true, /*Slices=*/1>;
 
 using GemmKernel = cutlass::gemm::kernel::GemmUniversal<
     cute::Shape<int, int, int, int>, CollectiveMainloop, CollectiveEpilogue, TileScheduler>;
@@ -138,6 +142,7 @@ using Params = typename GemmKernel::Params;
 
 extern "C" __global__ void __launch_bounds__(GemmKernel::MaxThreadsPerBlock, GemmKernel::MinBlocksPerMultiprocessor)
 w8a8_kernel(__grid_constant__ Params const params) {
+  if (params.mainloop.overlap != w8a8::kNone) w8a8::start_dependent_grids();
   extern __shared__ char shared_memory[];
   GemmKernel{}(params, shared_memory);
 }
@@ -180,7 +185,7 @@ typename GemmKernel::Arguments arguments(Call const& call) {
 
   return {cutlass::gemm::GemmUniversalMode::kGemm,
           {call.n, call.m, call.k, 1},
-          {b, {call.ldb, _1{}, _0{}}, a, {call.lda, _1{}, _0{}}},
+          {{b, {call.ldb, _1{}, _0{}}, a, {call.lda, _1{}, _0{}}}, call.overlap},
           {epilogue, nullptr, {_1{}, call.ldd, _0{}}, d, {_1{}, call.ldd, _0{}}},
           hardware,
           scheduler};
@@ -202,13 +207,16 @@ extern "C" W8A8_EXPORT int64_t w8a8_workspace(Call const* call) {
   return static_cast<int64_t>(GemmKernel::get_workspace_size(args));
 }
 
-extern "C" W8A8_EXPORT int w8a8_launch(Call const* call) {
-  auto const args = arguments(*call);
-  Params params = GemmKernel::to_underlying_arguments(args, call->workspace);
+// Launches the kept call with these pointers.
+extern "C" W8A8_EXPORT int w8a8_launch(Call const* kept, Pointers const* pointers) {
+  Call call = *kept;
+  static_cast<Pointers&>(call) = *pointers;
+  auto const args = arguments(call);
+  Params params = GemmKernel::to_underlying_arguments(args, call.workspace);
   dim3 const grid = GemmKernel::get_grid_shape(params);
   dim3 const cluster(1, 1, 1);
-  return w8a8::launch(*call, &params, grid, GemmKernel::MaxThreadsPerBlock, GemmKernel::SharedStorageSize, cluster,
-                      /*pdl=*/false);
+  return w8a8::launch(call, &params, grid, GemmKernel::MaxThreadsPerBlock, GemmKernel::SharedStorageSize, cluster,
+                      /*dependent=*/call.overlap != w8a8::kNone);
 }
 
 #endif

@@ -84,8 +84,8 @@ def test_every_epilogue_name_is_accepted(arch: Arch, capsys: Capture) -> None:
             "sm80_int8_bf16_scaled_token_channel_64x64x64_1x1_multistage_w32x64x64_s4",
         ),
         (
-            "--config 64x32x128_pingpong_swap --no-swap-ab --pdl --stages 5",
-            "sm90_e4m3_bf16_scaled_token_channel_64x32x128_1x1_pingpong_s5_pdl",
+            "--config 64x32x128_ws_swap --no-swap-ab --slices 2 --stages 5",
+            "sm90_e4m3_bf16_scaled_token_channel_64x32x128_1x1_ws_s5_slices2",
         ),
     ],
 )

@@ -141,12 +141,17 @@ def test_small_tiles_have_an_epilogue_tile_of_their_own() -> None:
 
 def test_choices_reach_the_text() -> None:
     plain = kernel("128x128x128_pingpong")
-    assert "PingpongFP8FastAccum;" in plain and "StageCountAutoCarveout" in plain and "/*pdl=*/false" in plain
+    assert (
+        "PingpongFP8FastAccum;" in plain
+        and "StageCountAutoCarveout" in plain
+        and "call.overlap != w8a8::kNone" in plain
+    )
     accurate = kernel("128x128x128_pingpong_accurate")
     assert "KernelTmaWarpSpecializedPingpong;" in accurate
     assert "FastAccum" not in kernel("128x128x128_pingpong", DType.INT8)
     assert "StageCount<3>" in kernel("128x128x128_pingpong_s3")
-    assert "/*pdl=*/true" in kernel("128x128x128_pingpong_pdl")
+    sliced = kernel("64x16x256_ws_swap_slices4")
+    assert "kSlices = 4" in sliced and "SlicedEpilogue" in sliced and "SlicedEpilogue" not in plain
     assert "StreamKScheduler" in kernel("128x128x128_cooperative_streamk")
     assert "{call.n, call.m, call.k, 1}" in kernel("64x32x128_pingpong_swap")
 
@@ -194,9 +199,9 @@ def test_dependent_launch_waits_before_scalars_are_read() -> None:
     """The epilogue reads scalars when it is constructed: before the kernel's own wait."""
 
     def waits(epilogue: EpilogueSpec) -> bool:
-        config = KernelConfig.parse("128x128x128_2x1_pingpong_pdl")
+        config = KernelConfig.parse("128x128x128_2x1_pingpong")
         text = render.render(KernelSpec(SM90, DType.E4M3, DType.BF16, epilogue, config))["kernel.cu"]
-        return "wait_on_dependent_grids" in text
+        return "wait_for_preceding_grids" in text
 
     assert not waits(EpilogueSpec.of("token", "channel"))
     assert waits(EpilogueSpec.of("tensor", "channel"))

@@ -64,7 +64,7 @@ CONFIG_CHANGES: dict[str, object] = {
     "swap_ab": True,
     "scheduler": Scheduler.STREAM_K,
     "fast_accum": False,
-    "pdl": True,
+    "slices": 2,
 }
 LAUNCH_CHANGES: dict[str, object] = {"splits": 2, "swizzle": 4, "raster": Raster.ALONG_N}
 

@@ -52,8 +52,6 @@ def _launch_choices(config: KernelConfig, family: Family) -> Iterator[str]:
         yield f"swizzle {config.swizzle} is not 1, 2, 4 or 8"
     if config.splits != 1 and config.scheduler is not Scheduler.STREAM_K:
         yield f"splits {config.splits} needs the stream-K scheduler; add streamk"
-    if config.slices != 1 and family is not Family.HOPPER:
-        yield f"slices {config.slices} are a choice of sm90's warp-specialised kernels only; leave it out"
     if not 0 <= config.splits <= 64:
         yield f"splits {config.splits} is outside 0 (scheduler's choice) to 64"
 

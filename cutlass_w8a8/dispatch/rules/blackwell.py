@@ -66,7 +66,14 @@ def cluster(spec: KernelSpec) -> Iterator[str]:
             yield f"tile {name}: {rows} rows cannot be shared by {blocks} blocks in slices of 8 rows"
 
 
-RULES: tuple[Rule, ...] = (common.options_3x, options, tile, cluster, common.stages)
+RULES: tuple[Rule, ...] = (
+    common.options_3x,
+    options,
+    tile,
+    cluster,
+    common.stages,
+    common.no_slices,
+)
 
 
 def smem_bytes(spec: KernelSpec, stages: int) -> int:

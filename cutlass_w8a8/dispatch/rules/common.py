@@ -23,6 +23,12 @@ def options_3x(spec: KernelSpec) -> Iterator[str]:
         yield "a warp tile is a choice of multistage kernels only"
 
 
+def no_slices(spec: KernelSpec) -> Iterator[str]:
+    """What only Hopper's kernels have."""
+    if spec.config.slices != 1:
+        yield f"slices {spec.config.slices}: only sm90's warp-specialised kernels divide K within a cluster; leave it out"
+
+
 def row_bytes(spec: KernelSpec, n: int) -> int:
     """Shared memory of the epilogue's row vectors for a tile ``n`` wide, in bytes."""
     tree = spec.epilogue.tree(spec.operand.accumulator, spec.out)

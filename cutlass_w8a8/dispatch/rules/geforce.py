@@ -43,7 +43,13 @@ def tile(spec: KernelSpec) -> Iterator[str]:
         )
 
 
-RULES: tuple[Rule, ...] = (common.options_3x, options, tile, common.stages)
+RULES: tuple[Rule, ...] = (
+    common.options_3x,
+    options,
+    tile,
+    common.stages,
+    common.no_slices,
+)
 
 
 def smem_bytes(spec: KernelSpec, stages: int) -> int:

@@ -84,7 +84,7 @@ def slices(spec: KernelSpec) -> Iterator[str]:
         )
 
 
-RULES: tuple[Rule, ...] = (options, tile, warps, slices, common.stages, copies)
+RULES: tuple[Rule, ...] = (options, tile, warps, slices, common.stages, common.no_slices, copies)
 
 
 def smem_bytes(spec: KernelSpec, stages: int) -> int:

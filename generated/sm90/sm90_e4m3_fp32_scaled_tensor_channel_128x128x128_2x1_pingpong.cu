@@ -1,4 +1,4 @@
-// sm90_e4m3_fp32_scaled_tensor_channel_128x128x128_2x1_pingpong_pdl
+// sm90_e4m3_fp32_scaled_tensor_channel_128x128x128_2x1_pingpong
 //
 //   D[m,n] = fp32(scale_a * (scale_b[n] * acc[m,n]))
 //
@@ -8,7 +8,7 @@
 //   output      fp32
 //   epilogue    scaled_tensor_channel
 //   tile        128x128x128
-//   config      128x128x128_2x1_pingpong_pdl
+//   config      128x128x128_2x1_pingpong
 //
 // The epilogue's visitor tree:
 //   store D[m,n] as fp32
@@ -19,7 +19,7 @@
 //         └─ acc[m,n]: fp32
 //
 // Regenerate this text with:
-//   cutlass-w8a8 show --arch sm90 --a-dtype e4m3 --out-dtype fp32 --epilogue scaled_tensor_channel --config 128x128x128_2x1_pingpong_pdl
+//   cutlass-w8a8 show --arch sm90 --a-dtype e4m3 --out-dtype fp32 --epilogue scaled_tensor_channel --config 128x128x128_2x1_pingpong
 
 #include "cutlass/cutlass.h"
 #include "cutlass/device_kernel.h"
@@ -41,6 +41,8 @@
 #include "cutlass/gemm/kernel/gemm_universal_decl.h"
 #include "cutlass/gemm/kernel/tile_scheduler.hpp"
 #include "cutlass/gemm/kernel/sm90_gemm_tma_warpspecialized_pingpong.hpp"
+
+#include "hopper.h"
 
 namespace {
 
@@ -117,7 +119,7 @@ using CollectiveEpilogue = typename cutlass::epilogue::collective::CollectiveBui
 using Stages = cutlass::gemm::collective::StageCountAutoCarveout<
     static_cast<int>(sizeof(typename CollectiveEpilogue::SharedStorage))>;
 
-using CollectiveMainloop = typename cutlass::gemm::collective::CollectiveBuilder<
+using TileMainloop = typename cutlass::gemm::collective::CollectiveBuilder<
     cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp,
     ElementA, cutlass::layout::RowMajor, kAlignmentAB,
     ElementB, cutlass::layout::ColumnMajor, kAlignmentAB,
@@ -125,6 +127,8 @@ using CollectiveMainloop = typename cutlass::gemm::collective::CollectiveBuilder
     TileShape, ClusterShape,
     Stages,
     KernelSchedule>::CollectiveOp;
+using CollectiveMainloop =
+    w8a8::Mainloop<TileMainloop, /*WeightsAreA=*/false, /*Slices=*/1>;
 
 using GemmKernel = cutlass::gemm::kernel::GemmUniversal<
     cute::Shape<int, int, int, int>, CollectiveMainloop, CollectiveEpilogue, TileScheduler>;
@@ -137,8 +141,9 @@ using Params = typename GemmKernel::Params;
 
 extern "C" __global__ void __launch_bounds__(GemmKernel::MaxThreadsPerBlock, GemmKernel::MinBlocksPerMultiprocessor)
 w8a8_kernel(__grid_constant__ Params const params) {
-  // The epilogue reads its scalars as it is constructed, ahead of the kernel's own wait for the preceding grid.
-  cutlass::arch::wait_on_dependent_grids();
+  if (params.mainloop.overlap != w8a8::kNone) w8a8::start_dependent_grids();
+  // The epilogue reads its scalars as it is constructed, ahead of the main loop's wait.
+  w8a8::wait_for_preceding_grids();
   extern __shared__ char shared_memory[];
   GemmKernel{}(params, shared_memory);
 }
@@ -180,7 +185,7 @@ typename GemmKernel::Arguments arguments(Call const& call) {
 
   return {cutlass::gemm::GemmUniversalMode::kGemm,
           {call.m, call.n, call.k, 1},
-          {a, {call.lda, _1{}, _0{}}, b, {call.ldb, _1{}, _0{}}},
+          {{a, {call.lda, _1{}, _0{}}, b, {call.ldb, _1{}, _0{}}}, call.overlap},
           {epilogue, nullptr, {call.ldd, _1{}, _0{}}, d, {call.ldd, _1{}, _0{}}},
           hardware,
           scheduler};
@@ -202,13 +207,16 @@ extern "C" W8A8_EXPORT int64_t w8a8_workspace(Call const* call) {
   return static_cast<int64_t>(GemmKernel::get_workspace_size(args));
 }
 
-extern "C" W8A8_EXPORT int w8a8_launch(Call const* call) {
-  auto const args = arguments(*call);
-  Params params = GemmKernel::to_underlying_arguments(args, call->workspace);
+// Launches the kept call with these pointers.
+extern "C" W8A8_EXPORT int w8a8_launch(Call const* kept, Pointers const* pointers) {
+  Call call = *kept;
+  static_cast<Pointers&>(call) = *pointers;
+  auto const args = arguments(call);
+  Params params = GemmKernel::to_underlying_arguments(args, call.workspace);
   dim3 const grid = GemmKernel::get_grid_shape(params);
   dim3 const cluster(2, 1, 1);
-  return w8a8::launch(*call, &params, grid, GemmKernel::MaxThreadsPerBlock, GemmKernel::SharedStorageSize, cluster,
-                      /*pdl=*/true);
+  return w8a8::launch(call, &params, grid, GemmKernel::MaxThreadsPerBlock, GemmKernel::SharedStorageSize, cluster,
+                      /*dependent=*/call.overlap != w8a8::kNone);
 }
 
 #endif

@@ -1,0 +1,244 @@
+// What Hopper's kernels add to CUTLASS's collectives: a main loop that can start ahead of the kernel before it, and an
+// epilogue that adds up the parts of a tile whose k was divided among the blocks of a cluster.
+#pragma once
+
+#include <cstdint>
+
+namespace w8a8 {
+
+// How a launch may overlap with the kernel before it on the stream; the values are Call::overlap.
+enum Overlap : int32_t {
+  kNone = 0,     // starts when that kernel has ended, as any kernel does
+  kLaunch = 1,   // starts when that kernel lets its dependents start, and waits for its end before touching memory
+  kWeights = 2,  // also loads weights before it waits; they must not be written by work that may still run
+};
+
+#if defined(__CUDACC__)
+
+// Waits until all grids before this one have ended and their writes are visible. No-op in an ordinary launch.
+__device__ inline void wait_for_preceding_grids() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
+// Lets the next kernel on the stream start once every block has come this far or ended.
+__device__ inline void start_dependent_grids() { asm volatile("griddepcontrol.launch_dependents;"); }
+
+#endif
+
+// A collective main loop of CUTLASS whose blocks wait for the preceding grids by themselves, as late as they can: with
+// Overlap::kWeights the pipeline's stages are filled with weights first.
+//
+// With Slices > 1 the blocks of a cluster along m work on one tile, each on its own slice of k; to CUTLASS the slices
+// are the batch mode l of the operands, and the m coordinate of a block counts slices as well.
+template <class Base, bool WeightsAreA, int Slices>
+struct Mainloop : Base {
+  static_assert(Slices == 1 || cute::size(typename Base::DispatchPolicy::ClusterShape{}) == 1,
+                "blocks that divide k do not multicast");
+
+  // The cluster that the kernel sees. The main loop's own copies know none when blocks divide k.
+  struct DispatchPolicy : Base::DispatchPolicy {
+    using ClusterShape = cute::conditional_t<
+        Slices == 1, typename Base::DispatchPolicy::ClusterShape, cute::Shape<cute::Int<Slices>, cute::_1, cute::_1>>;
+  };
+
+  struct Arguments : Base::Arguments {
+    int32_t overlap = kNone;
+  };
+
+  struct Params : Base::Params {
+    int32_t overlap = kNone;
+  };
+
+  using typename Base::MainloopPipeline;
+  using typename Base::PipelineState;
+  using typename Base::TensorStorage;
+
+  template <class ProblemShape>
+  static constexpr Params to_underlying_arguments(ProblemShape const& shape, Arguments const& args, void* workspace) {
+    return {Base::to_underlying_arguments(shape, args, workspace), args.overlap};
+  }
+
+#if defined(__CUDACC__)
+
+  template <class Inputs, class BlockCoord, class KTileIterator>
+  CUTLASS_DEVICE void load(Params const& params, MainloopPipeline pipeline, PipelineState state, Inputs const& inputs,
+                           BlockCoord const& block_coord, KTileIterator k_tile, int k_tiles, int thread,
+                           uint32_t rank, TensorStorage& storage) {
+    auto const coord = tile_coord(block_coord);
+    uint32_t const block = Slices == 1 ? rank : 0;
+    if (waited_) {
+      return Base::load(params, pipeline, state, inputs, coord, k_tile, k_tiles, thread, block, storage);
+    }
+    waited_ = true;
+    int const early = params.overlap == kWeights ? cute::min(k_tiles, int(DispatchPolicy::Stages)) : 0;
+    if (early > 0 && cute::elect_one_sync()) {
+      auto stages = state;
+      auto tiles = k_tile;
+      for (int i = 0; i < early; ++i, ++stages, ++tiles) {
+        // Announces the bytes of both operands; the barrier opens when the activations have come too.
+        pipeline.producer_acquire(stages);
+        copy_tile<WeightsAreA>(params, pipeline, stages, inputs, coord, *tiles, block, storage);
+      }
+    }
+    wait_for_preceding_grids();
+    if (early > 0 && cute::elect_one_sync()) {
+      auto stages = state;
+      auto tiles = k_tile;
+      for (int i = 0; i < early; ++i, ++stages, ++tiles) {
+        copy_tile<!WeightsAreA>(params, pipeline, stages, inputs, coord, *tiles, block, storage);
+      }
+    }
+    __syncwarp();
+    state.advance(early);
+    for (int i = 0; i < early; ++i) ++k_tile;
+    Base::load(params, pipeline, state, inputs, coord, k_tile, k_tiles - early, thread, block, storage);
+  }
+
+  template <class Accumulators>
+  CUTLASS_DEVICE void mma(MainloopPipeline pipeline, PipelineState state, Accumulators& accumulators, int k_tiles,
+                          int thread, TensorStorage& storage, Params const& params) {
+    // The epilogue of these threads reads scales, and overwrites what earlier grids may be reading.
+    if (!waited_) wait_for_preceding_grids();
+    waited_ = true;
+    Base::mma(pipeline, state, accumulators, k_tiles, thread, storage, params);
+  }
+
+ private:
+  bool waited_ = false;
+
+  template <class BlockCoord>
+  CUTLASS_DEVICE static auto tile_coord(BlockCoord const& coord) {
+    if constexpr (Slices == 1) {
+      return coord;
+    } else {
+      int const m = cute::get<0>(coord);
+      return cute::make_coord(m / Slices, cute::get<1>(coord), cute::_, m % Slices);
+    }
+  }
+
+  // Copies one tile of the first (IsA) or the second operand into the stage of ``state``.
+  template <bool IsA, class Inputs, class Coord, class KTile>
+  CUTLASS_DEVICE static void copy_tile(Params const& params, MainloopPipeline& pipeline, PipelineState const& state,
+                                       Inputs const& inputs, Coord const& coord, KTile const& k_tile, uint32_t rank,
+                                       TensorStorage& storage) {
+    using namespace cute;
+    using Cluster = typename Base::DispatchPolicy::ClusterShape;
+    uint32_t const x = rank % size<0>(Cluster{}), y = rank / size<0>(Cluster{});
+    Layout const blocks = Layout<Cluster>{};
+    auto* const barrier = pipeline.producer_get_barrier(state);
+    uint16_t everyone = 0;
+    if constexpr (IsA) {
+      if constexpr (is_same_v<typename Base::GmemTiledCopyA, SM90_TMA_LOAD_MULTICAST>) {
+        for (uint32_t i = 0; i < size<1>(Cluster{}); ++i) everyone |= uint16_t(1) << blocks(x, i, Int<0>{});
+      }
+      auto const slice = params.tma_load_a.get_slice(y);
+      Tensor const from = slice.partition_S(get<0>(inputs)(_, _, get<0>(coord), _, get<3>(coord)));
+      Tensor const to = slice.partition_D(make_tensor(make_smem_ptr(storage.smem_A.data()), typename Base::SmemLayoutA{}));
+      copy(params.tma_load_a.with(*barrier, everyone), from(_, _, _, k_tile), to(_, _, _, state.index()));
+    } else {
+      if constexpr (is_same_v<typename Base::GmemTiledCopyB, SM90_TMA_LOAD_MULTICAST>) {
+        for (uint32_t i = 0; i < size<0>(Cluster{}); ++i) everyone |= uint16_t(1) << blocks(i, y, Int<0>{});
+      }
+      auto const slice = params.tma_load_b.get_slice(x);
+      Tensor const from = slice.partition_S(get<1>(inputs)(_, _, get<1>(coord), _, get<3>(coord)));
+      Tensor const to = slice.partition_D(make_tensor(make_smem_ptr(storage.smem_B.data()), typename Base::SmemLayoutB{}));
+      copy(params.tma_load_b.with(*barrier, everyone), from(_, _, _, k_tile), to(_, _, _, state.index()));
+    }
+  }
+
+#endif
+};
+
+// Where the blocks of a cluster leave their sums of a tile: at the start of the first block's shared memory, ahead of
+// what the kernel itself uses. 128 threads hold the sums of a tile, each writes four at once.
+template <class Accumulator, int TileSize, int Slices>
+struct Exchange {
+  using Sums = cutlass::AlignedArray<Accumulator, 4>;
+
+  uint64_t full;
+  alignas(128) Sums sums[Slices - 1][TileSize / 4];
+
+  // The kernel's own shared memory follows and is aligned to this.
+  static constexpr int kBytes = (128 + sizeof(sums) + 1023) / 1024 * 1024;
+};
+
+// A collective epilogue of CUTLASS that first adds up the sums of the cluster's blocks, in the order of their slices;
+// the first block then stores the tile. Blocks have 128 threads that multiply.
+template <class Base, class Exchange, int Slices>
+struct SlicedEpilogue : Base {
+  using Base::Base;
+
+  // The slices are one output.
+  template <class ProblemShape, class Arguments>
+  static constexpr auto to_underlying_arguments(ProblemShape shape, Arguments const& args, void* workspace) {
+    cute::get<3>(shape) = 1;
+    return Base::to_underlying_arguments(shape, args, workspace);
+  }
+
+#if defined(__CUDACC__)
+
+  // One thread of a block calls it before the cluster's first barrier.
+  CUTLASS_DEVICE static void prepare(Exchange& exchange) {
+    cutlass::arch::ClusterTransactionBarrier::init(&exchange.full, 1);
+    if (cute::block_rank_in_cluster() == 0) {
+      cutlass::arch::ClusterTransactionBarrier::arrive_and_expect_tx(&exchange.full, sizeof(exchange.sums));
+    }
+    cutlass::arch::fence_barrier_init();
+  }
+
+  template <class LoadPipeline, class LoadState, class StorePipeline, class StoreState, class ProblemShape, class Tile,
+            class Coord, class Engine, class Layout, class TiledMma, class Storage>
+  CUTLASS_DEVICE auto store(LoadPipeline load_pipeline, LoadState load_state, StorePipeline store_pipeline,
+                            StoreState store_state, ProblemShape shape, Tile tile, Coord coord,
+                            cute::Tensor<Engine, Layout> accumulators, TiledMma mma, int thread, Storage& storage) {
+    constexpr int kSums = decltype(cute::size(accumulators))::value / 4;
+    static_assert(kSums * 4 * 128 * 4 * (Slices - 1) == sizeof(Exchange::sums), "one warp group multiplies");
+    extern __shared__ char shared_memory[];
+    auto& exchange = *reinterpret_cast<Exchange*>(shared_memory);
+    uint32_t const rank = cute::block_rank_in_cluster();
+    if (rank != 0) {
+      uint32_t const full = remote(&exchange.full);
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kSums; ++i) {
+        asm volatile(
+            "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
+                remote(&exchange.sums[rank - 1][i * 128 + thread])),
+            "r"(bits(accumulators(4 * i))), "r"(bits(accumulators(4 * i + 1))), "r"(bits(accumulators(4 * i + 2))),
+            "r"(bits(accumulators(4 * i + 3))), "r"(full)
+            : "memory");
+      }
+      return cute::make_tuple(load_state, store_state);
+    }
+    cutlass::arch::ClusterTransactionBarrier::wait(&exchange.full, 0);
+    CUTLASS_PRAGMA_UNROLL
+    for (int from = 1; from < Slices; ++from) {
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kSums; ++i) {
+        auto const sums = exchange.sums[from - 1][i * 128 + thread];
+        CUTLASS_PRAGMA_UNROLL
+        for (int j = 0; j < 4; ++j) accumulators(4 * i + j) += sums[j];
+      }
+    }
+    cute::get<3>(shape) = 1;
+    int const m = cute::get<0>(coord);
+    auto const tile_coord = cute::make_coord(m / Slices, cute::get<1>(coord), cute::_, 0);
+    return Base::store(load_pipeline, load_state, store_pipeline, store_state, shape, tile, tile_coord, accumulators, mma,
+                       thread, storage);
+  }
+
+ private:
+  template <class Value>
+  CUTLASS_DEVICE static uint32_t bits(Value value) {
+    return reinterpret_cast<uint32_t const&>(value);
+  }
+
+  // The address of the first block's copy of a shared variable.
+  template <class Value>
+  CUTLASS_DEVICE static uint32_t remote(Value* local) {
+    uint32_t address;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, 0;" : "=r"(address) : "r"(cute::cast_smem_ptr_to_uint(local)));
+    return address;
+  }
+
+#endif
+};
+
+}  // namespace w8a8
