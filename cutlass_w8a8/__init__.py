@@ -18,7 +18,9 @@ from cutlass_w8a8.errors import (
 )
 from cutlass_w8a8.evt.epilogues import EpilogueSpec
 from cutlass_w8a8.gates import cutlass_scaled_mm_supports_block_fp8, cutlass_scaled_mm_supports_fp8
-from cutlass_w8a8.ops import cutlass_scaled_mm, cutlass_scaled_mm_azp, scaled_mm, scaled_mm_azp, use_arch
+from cutlass_w8a8.ops import cutlass_scaled_mm, cutlass_scaled_mm_azp, scaled_mm, scaled_mm_azp
+from cutlass_w8a8.prepared import PreparedMM, prepare
+from cutlass_w8a8.settings import batch_invariant, use_arch
 from cutlass_w8a8.spec import KernelSpec
 from cutlass_w8a8.support import Explanation, Support, explain, is_supported
 from cutlass_w8a8.version import VERSION as __version__
@@ -33,17 +35,20 @@ __all__ = [
     "KernelConfig",
     "KernelSpec",
     "LaunchError",
+    "PreparedMM",
     "Support",
     "ToolchainError",
     "UnsupportedError",
     "W8A8Error",
     "__version__",
+    "batch_invariant",
     "cutlass_scaled_mm",
     "cutlass_scaled_mm_azp",
     "cutlass_scaled_mm_supports_block_fp8",
     "cutlass_scaled_mm_supports_fp8",
     "explain",
     "is_supported",
+    "prepare",
     "scaled_mm",
     "scaled_mm_azp",
     "use_arch",

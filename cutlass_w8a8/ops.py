@@ -2,62 +2,24 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
-
 import torch
 from torch.compiler import is_compiling
 
-from cutlass_w8a8 import pipeline
-from cutlass_w8a8.arch import Family, arch_named
+from cutlass_w8a8 import calls
+from cutlass_w8a8.calls import signature
 from cutlass_w8a8.config import KernelConfig
 from cutlass_w8a8.errors import ArgumentError
 from cutlass_w8a8.evt.evaluate import TORCH_DTYPES, accumulate, evaluate
-from cutlass_w8a8.evt.tree import Broadcast
-from cutlass_w8a8.request import ALIGNMENT, Request, check, check_kinds, misaligned, overlapping, refuse_gradients
-from cutlass_w8a8.runtime.device import arch_of, device, force_arch
-from cutlass_w8a8.runtime.launch import Extents, PreparedCall
-from cutlass_w8a8.runtime.loader import LoadedKernel, load
-from cutlass_w8a8.spec import KernelSpec
-from cutlass_w8a8.support import Config, choose, parse_config, parse_overlap
+from cutlass_w8a8.request import Request, check_kinds, refuse_gradients
+from cutlass_w8a8.settings import options
+from cutlass_w8a8.support import Config
 
 Tensor = torch.Tensor
 
-# The epilogue's operands in the order this module hands them around.
-OPERANDS = ("scale_a", "scale_b", "azp", "azp_adj", "bias")
 _SCALES = (0, 1)
 
-# Prepared calls by everything their validity depends on. Serving sees a bounded set of shapes; should it not, the
-# oldest are forgotten.
-_MAX_PREPARED = 16384
-_prepared: dict[tuple[Any, ...], _Prepared] = {}
-# Kernels in use, so that a new shape needs no look at the cache.
-_kernels: dict[tuple[KernelSpec, int], LoadedKernel] = {}
-_lock = threading.Lock()
-
 # Types whose data pointer is their data; any other tensor goes through the dispatcher.
-_PLAIN = frozenset((Tensor, torch.nn.Parameter))
-
-_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-_current_device = getattr(torch._C, "_cuda_getDevice", None)
-
-
-@dataclass(frozen=True)
-class _Prepared:
-    """What one signature of a call resolves to. ``call`` is None where no kernel runs (CPU, empty)."""
-
-    request: Request
-    call: PreparedCall | None
-    # Positions in OPERANDS of the kernel's operands, in its own order.
-    order: tuple[int, ...]
-    # Those among them that the kernel reads 16 bytes at a time.
-    wide: tuple[int, ...]
-    # Bytes from the first to the last of the result, and of a, b and the kernel's operands in its own order.
-    out_span: int = 0
-    spans: tuple[int, ...] = ()
+PLAIN = frozenset((Tensor, torch.nn.Parameter))
 
 
 def scaled_mm(
@@ -71,6 +33,7 @@ def scaled_mm(
     out: Tensor | None = None,
     config: Config = None,
     overlap: str = "launch",
+    batch_invariant: bool | None = None,
 ) -> Tensor:
     """D = scale_a * scale_b * (a @ b) + bias, in one kernel.
 
@@ -96,6 +59,8 @@ def scaled_mm(
             ``"launch"``: it may start before that one has ended, if that one lets it, and waits for its end before it
             touches memory; always safe. ``"weights"``: it also loads b before it waits. That is wrong if b is written
             by work that may still run, so ask for it where weights are constant. ``"none"``: it starts afterwards.
+        batch_invariant: whether the bits of a row must not depend on M: fp8 kernels that divide K among blocks are then
+            left out. None: as the context `batch_invariant` says, and otherwise not.
 
     K must be a multiple of 16, N of 8. All pointers must be 16-byte aligned.
 
@@ -112,14 +77,14 @@ def scaled_mm(
     """
     if (
         is_compiling()
-        or type(a) not in _PLAIN
-        or type(b) not in _PLAIN
-        or type(scale_a) not in _PLAIN
-        or type(scale_b) not in _PLAIN
+        or type(a) not in PLAIN
+        or type(b) not in PLAIN
+        or type(scale_a) not in PLAIN
+        or type(scale_b) not in PLAIN
         or a.is_meta
     ):
-        return _traced(a, b, scale_a, scale_b, out_dtype, None, None, bias, out, config, overlap)
-    return _run(a, b, scale_a, scale_b, out_dtype, None, None, bias, out, config, overlap)
+        return traced(a, b, scale_a, scale_b, out_dtype, None, None, bias, out, config, overlap, batch_invariant)
+    return _run(a, b, scale_a, scale_b, out_dtype, None, None, bias, out, config, overlap, batch_invariant)
 
 
 def scaled_mm_azp(
@@ -135,6 +100,7 @@ def scaled_mm_azp(
     out: Tensor | None = None,
     config: Config = None,
     overlap: str = "launch",
+    batch_invariant: bool | None = None,
 ) -> Tensor:
     """D = scale_a * scale_b * (a @ b - azp * azp_adj) + bias for int8 operands, in one kernel.
 
@@ -152,14 +118,14 @@ def scaled_mm_azp(
         raise ArgumentError("azp_adj is None; pass the int32 column sums of b, or call scaled_mm")
     if (
         is_compiling()
-        or type(a) not in _PLAIN
-        or type(b) not in _PLAIN
-        or type(scale_a) not in _PLAIN
-        or type(scale_b) not in _PLAIN
+        or type(a) not in PLAIN
+        or type(b) not in PLAIN
+        or type(scale_a) not in PLAIN
+        or type(scale_b) not in PLAIN
         or a.is_meta
     ):
-        return _traced(a, b, scale_a, scale_b, out_dtype, azp_adj, azp, bias, out, config, overlap)
-    return _run(a, b, scale_a, scale_b, out_dtype, azp_adj, azp, bias, out, config, overlap)
+        return traced(a, b, scale_a, scale_b, out_dtype, azp_adj, azp, bias, out, config, overlap, batch_invariant)
+    return _run(a, b, scale_a, scale_b, out_dtype, azp_adj, azp, bias, out, config, overlap, batch_invariant)
 
 
 def cutlass_scaled_mm(
@@ -183,52 +149,6 @@ def cutlass_scaled_mm_azp(
     return scaled_mm_azp(a, b, scale_a, scale_b, out_dtype, azp_adj, azp, bias)
 
 
-@contextmanager
-def use_arch(name: str, device: int | torch.device | str | None = None) -> Iterator[None]:
-    """Within this context, serve calls with the kernels of another architecture than the GPU's own.
-
-    For tests and comparisons: kernels of sm75 to sm89 carry PTX, so any newer GPU runs them. Holds for the whole
-    process; do not enter or leave it while other threads make calls. Of nested contexts that concern a device the
-    innermost holds. ``CUTLASS_W8A8_ARCH`` does the same from outside.
-
-    Args:
-        name: the architecture, such as ``"sm80"``.
-        device: the CUDA device it is for: index, torch.device, or text such as ``"cuda:1"``; all of them if None.
-
-    Raises:
-        ArgumentError: ``device`` is none of these, or not a CUDA device of this machine.
-        UnsupportedError: there is no such architecture. Calls raise it if the device cannot run its kernels.
-    """
-    end = force_arch(_device_index(device), arch_named(name))
-    _forget()
-    try:
-        yield
-    finally:
-        end()
-        _forget()
-
-
-def _device_index(device: int | torch.device | str | None) -> int | None:
-    if device is None:
-        return None
-    try:
-        index = device if isinstance(device, int) else torch.device(device).index
-        cuda = isinstance(device, int) or torch.device(device).type == "cuda"
-    except (TypeError, RuntimeError):
-        index, cuda = None, False
-    if isinstance(device, bool) or not cuda or index is None or not 0 <= index < torch.cuda.device_count():
-        raise ArgumentError(
-            f"device is {device!r}; pass the index of a CUDA device, a torch.device or text like 'cuda:0', or None for "
-            f"all; this machine has {torch.cuda.device_count()}"
-        )
-    return index
-
-
-def _forget() -> None:
-    with _lock:
-        _prepared.clear()
-
-
 def _run(
     a: Tensor,
     b: Tensor,
@@ -241,125 +161,52 @@ def _run(
     out: Tensor | None,
     config: Config,
     overlap: str,
+    batch_invariant: bool | None,
 ) -> Tensor:
     try:
         key = (
-            a.shape,
-            a.stride(),
-            a.dtype,
-            a.get_device(),
-            b.shape,
-            b.stride(),
-            b.dtype,
-            b.get_device(),
-            _signature(scale_a),
-            _signature(scale_b),
+            signature(a),
+            signature(b),
+            signature(scale_a),
+            signature(scale_b),
             out_dtype,
-            None if bias is None else _signature(bias),
-            None if azp_adj is None else (_signature(azp_adj), None if azp is None else _signature(azp)),
-            None if out is None else _signature(out),
+            None if bias is None else signature(bias),
+            None if azp_adj is None else (signature(azp_adj), None if azp is None else signature(azp)),
+            None if out is None else signature(out),
             config,
             overlap,
+            batch_invariant,
         )
-        prepared = _prepared.get(key)
+        resolved = calls.find(key)
     except (AttributeError, TypeError, RuntimeError):
         check_kinds(a, b, scale_a, scale_b, out_dtype, bias, azp_adj, azp, out)
-        parse_config(config)
+        options(config, overlap, batch_invariant)
         raise
     if (scale_a.requires_grad or scale_b.requires_grad or (bias is not None and bias.requires_grad)) and (
         torch.is_grad_enabled()
     ):
         refuse_gradients(scale_a, scale_b, bias)
-    if prepared is None:
-        prepared = _prepare(a, b, scale_a, scale_b, out_dtype, azp_adj, azp, bias, out, config, overlap)
-        if prepared.call is not None:
-            with _lock:
-                while len(_prepared) >= _MAX_PREPARED:
-                    _prepared.pop(next(iter(_prepared)))
-                _prepared[key] = prepared
-    call = prepared.call
-    if call is None:
-        return _evaluate(prepared.request, a, b, (scale_a, scale_b, azp, azp_adj, bias), out)
-    request = prepared.request
-    index = a.get_device()
-    if out is None:
-        result = torch.empty((request.m, request.n), dtype=out_dtype, device=a.device)
-    else:
-        result = out
-    pointers = a.data_ptr(), b.data_ptr(), result.data_ptr()
-    if prepared.order == _SCALES:
+    if resolved is None:
+        wanted = options(config, overlap, batch_invariant)
+        resolved = calls.resolve(a, b, scale_a, scale_b, out_dtype, azp_adj, azp, bias, out, wanted)
+        if resolved.call is not None:
+            calls.keep(key, resolved)
+    if resolved.call is None:
+        return evaluated(resolved.request, a, b, (scale_a, scale_b, azp, azp_adj, bias), out)
+    request = resolved.request
+    result = torch.empty((request.m, request.n), dtype=out_dtype, device=a.device) if out is None else out
+    if resolved.order == _SCALES:
         operands: tuple[int, ...] = (scale_a.data_ptr(), scale_b.data_ptr())
     else:
-        given = (scale_a, scale_b, azp, azp_adj, bias)
-        operands = tuple([given[position].data_ptr() for position in prepared.order])  # type: ignore[union-attr]
-    if (pointers[0] | pointers[1] | pointers[2]) % ALIGNMENT:
-        raise misaligned(zip(("a", "b", "out"), pointers, strict=True))
-    if out is not None:
-        start = pointers[2]
-        end = start + prepared.out_span
-        for pointer, span in zip(pointers[:2] + operands, prepared.spans, strict=True):
-            if pointer < end and start < pointer + span:
-                raise overlapping()
-    for position in prepared.wide:
-        if operands[prepared.order.index(position)] % ALIGNMENT:
-            raise misaligned([(OPERANDS[position], operands[prepared.order.index(position)])])
-    if _current_device() == index:  # type: ignore[misc]
-        call(_raw_stream(index), *pointers, *operands)  # type: ignore[misc]
-    else:
-        with torch.cuda.device(index):
-            call(_raw_stream(index), *pointers, *operands)  # type: ignore[misc]
+        operands = calls.addresses(resolved.order, (scale_a, scale_b, azp, azp_adj, bias))
+    resolved.launch(a.get_device(), a.data_ptr(), b.data_ptr(), result.data_ptr(), operands, out is not None)
     return result if out is not None or a.dim() == 2 else result.view(request.shape)
 
 
-def _signature(tensor: Tensor) -> tuple[Any, ...]:
-    return tensor.shape, tensor.dtype, tensor.get_device(), tensor.stride(), tensor.is_neg()
-
-
-def _prepare(
-    a: Tensor,
-    b: Tensor,
-    scale_a: Tensor,
-    scale_b: Tensor,
-    out_dtype: torch.dtype,
-    azp_adj: Tensor | None,
-    azp: Tensor | None,
-    bias: Tensor | None,
-    out: Tensor | None,
-    config: Config,
-    overlap: str,
-) -> _Prepared:
-    request = check(a, b, scale_a, scale_b, out_dtype, bias, azp_adj, azp, out)
-    tree = request.epilogue.tree(request.operand.accumulator, request.out)
-    order = tuple(OPERANDS.index(operand.name) for operand in tree.loads)
-    if not a.is_cuda and a.device.type != "cpu":
-        raise ArgumentError(f"a is on {a.device}; kernels run on CUDA devices, the evaluator on the CPU")
-    parse_config(config)
-    if not a.is_cuda or not (request.m and request.n and request.k):
-        return _Prepared(request, None, order, ())
-    where = device(a.get_device())
-    mode = parse_overlap(overlap)
-    chosen = choose(request, arch_of(where), config, where.sm_count, mode)
-    kernel = _kernels.get((chosen.spec, where.index))
-    if kernel is None:
-        kernel = _kernels[chosen.spec, where.index] = load(pipeline.build(chosen.spec).library, where)
-    extents = Extents(request.m, request.n, request.k, request.lda, request.ldb, request.ldd)
-    rows = [operand.name for operand in tree.loads if operand.broadcast is Broadcast.ROW]
-    # Row visitors of the 2.x family load vectors; those of the 3.x family load element by element.
-    wide = tuple(OPERANDS.index(name) for name in rows) if chosen.spec.family is Family.MULTISTAGE else ()
-    extent = {Broadcast.SCALAR: 1, Broadcast.ROW: request.n, Broadcast.COLUMN: request.m}
-    spans = (
-        (request.m - 1) * request.lda + request.k,
-        (request.n - 1) * request.ldb + request.k,
-        *(extent[operand.broadcast] * operand.element.bytes for operand in tree.loads),
-    )
-    out_span = ((request.m - 1) * request.ldd + request.n) * request.out.bytes
-    return _Prepared(request, PreparedCall(kernel, where, extents, chosen.config, mode), order, wide, out_span, spans)
-
-
-def _evaluate(request: Request, a: Tensor, b: Tensor, given: tuple[Tensor | None, ...], out: Tensor | None) -> Tensor:
+def evaluated(request: Request, a: Tensor, b: Tensor, given: tuple[Tensor | None, ...], out: Tensor | None) -> Tensor:
     """The call without a kernel: on the CPU, and where M, N or K is 0."""
     if request.m and request.n:
-        operands = {name: tensor for name, tensor in zip(OPERANDS, given, strict=True) if tensor is not None}
+        operands = {name: tensor for name, tensor in zip(calls.OPERANDS, given, strict=True) if tensor is not None}
         tree = request.epilogue.tree(request.operand.accumulator, request.out)
         result = evaluate(tree, accumulate(a.reshape(request.m, request.k), b), operands)
     else:
@@ -368,7 +215,7 @@ def _evaluate(request: Request, a: Tensor, b: Tensor, given: tuple[Tensor | None
     return result if out is None else out.copy_(result)
 
 
-def _traced(
+def traced(
     a: Tensor,
     b: Tensor,
     scale_a: Tensor,
@@ -380,6 +227,7 @@ def _traced(
     out: Tensor | None,
     config: Config,
     overlap: str,
+    batch_invariant: bool | None,
 ) -> Tensor:
     check_kinds(a, b, scale_a, scale_b, out_dtype, bias, azp_adj, azp, out)
     if torch.is_grad_enabled():
@@ -388,11 +236,15 @@ def _traced(
     if out is not None:
         if out.dtype is not out_dtype:
             raise ArgumentError(f"out has dtype {out.dtype} but out_dtype is {out_dtype}; make them alike")
-        torch.ops.cutlass_w8a8.scaled_mm_out(out, a, b, scale_a, scale_b, azp_adj, azp, bias, name, overlap)
+        torch.ops.cutlass_w8a8.scaled_mm_out(
+            out, a, b, scale_a, scale_b, azp_adj, azp, bias, name, overlap, batch_invariant
+        )
         return out
     result: Tensor
     if azp_adj is None:
-        result = torch.ops.cutlass_w8a8.scaled_mm(a, b, scale_a, scale_b, out_dtype, bias, name, overlap)
+        result = torch.ops.cutlass_w8a8.scaled_mm(
+            a, b, scale_a, scale_b, out_dtype, bias, name, overlap, batch_invariant
+        )
     else:
         result = torch.ops.cutlass_w8a8.scaled_mm_azp(
             a, b, scale_a, scale_b, out_dtype, azp_adj, azp, bias, name, overlap

@@ -36,7 +36,9 @@ class Problem:
         out: element type of D.
         epilogue: the formula.
         sm_count: multiprocessors of the device; None if it is not known.
+        device: the device's name; None if it is not known.
         overlap: how the kernel may overlap with the one before it.
+        batch_invariant: whether the bits of a row must not depend on ``m``.
     """
 
     arch: Arch
@@ -47,4 +49,11 @@ class Problem:
     out: DType
     epilogue: EpilogueSpec
     sm_count: int | None = None
+    device: str | None = None
     overlap: Overlap = Overlap.NONE
+    batch_invariant: bool = False
+
+    @property
+    def needs_whole_k(self) -> bool:
+        """Whether kernels that divide K are out: they change the bits of fp8 sums, and int8's are exact."""
+        return self.batch_invariant and self.operand is not DType.INT8

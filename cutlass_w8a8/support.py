@@ -11,7 +11,7 @@ from cutlass_w8a8.arch import Arch, Capability, match, spell
 from cutlass_w8a8.config import KernelConfig
 from cutlass_w8a8.dispatch import select, validate
 from cutlass_w8a8.dtypes import OPERAND_DTYPES, OUTPUT_DTYPES
-from cutlass_w8a8.errors import ArgumentError, UnsupportedError
+from cutlass_w8a8.errors import ArgumentError, ConfigError, UnsupportedError
 from cutlass_w8a8.evt.epilogues import Azp, EpilogueSpec
 from cutlass_w8a8.evt.evaluate import TORCH_DTYPES
 from cutlass_w8a8.problem import Overlap, Problem
@@ -158,36 +158,62 @@ def explain(
         if not a.is_cuda:
             raise ArgumentError("a is on the CPU; pass capability=(major, minor) to say for which device to explain")
         where = device(a.get_device())
-        return choose(request, arch_of(where), config, sm_count or where.sm_count)
+        return choose(
+            request, arch_of(where), parse_config(config), sm_count=sm_count or where.sm_count, device=where.name
+        )
     found = match(_version("capability", capability, "(9, 0), as torch.cuda.get_device_capability() returns"))
-    return replace(choose(request, found.arch, config, sm_count), note=found.note)
+    return replace(choose(request, found.arch, parse_config(config), sm_count=sm_count), note=found.note)
 
 
 def choose(
     request: Request,
     arch: Arch,
-    config: Config,
+    config: KernelConfig | None,
+    *,
     sm_count: int | None = None,
+    device: str | None = None,
     overlap: Overlap = Overlap.NONE,
+    batch_invariant: bool = False,
 ) -> Explanation:
     """The kernel that serves a checked request on ``arch``: the heuristic's, or the one ``config`` asks for.
 
-    ``sm_count`` is that of the device, None if there is none at hand.
+    Args:
+        request: the call.
+        arch: whose kernels serve it.
+        config: the configuration asked for, if any.
+        sm_count, device: multiprocessors and name of the device; None if there is none at hand.
+        overlap: how the kernel may overlap with the one before it.
+        batch_invariant: whether the bits of a row must not depend on the number of rows.
 
     Raises:
         ConfigError: ``config`` is impossible.
         UnsupportedError: no kernel serves it.
     """
     problem = Problem(
-        arch, request.m, request.n, request.k, request.operand, request.out, request.epilogue, sm_count, overlap
+        arch,
+        request.m,
+        request.n,
+        request.k,
+        request.operand,
+        request.out,
+        request.epilogue,
+        sm_count,
+        device,
+        overlap,
+        batch_invariant,
     )
-    chosen = parse_config(config) or select(problem)
+    chosen = config or select(problem)
     spec = KernelSpec(arch, request.operand, request.out, request.epilogue, chosen)
     validate(spec, chosen)
     if request.k % chosen.k_multiple:
         raise ConfigError(
             f"config {chosen.name!r} divides K among {chosen.slices} blocks, so K must be a multiple of "
             f"{chosen.k_multiple}; it is {request.k}"
+        )
+    if problem.needs_whole_k and chosen.divides_k:
+        raise ConfigError(
+            f"config {chosen.name!r} divides K among blocks, which changes the bits of fp8 sums; with batch_invariant "
+            "pass another, or none"
         )
     return Explanation(spec, chosen)
 

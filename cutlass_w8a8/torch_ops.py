@@ -13,12 +13,13 @@ from cutlass_w8a8.request import check_matrices
 Tensor = torch.Tensor
 
 _OPERANDS = "Tensor a, Tensor b, Tensor scale_a, Tensor scale_b"
+_OPTIONS = "str? config=None, str overlap='launch', bool? batch_invariant=None"
 SCHEMAS = (
-    f"scaled_mm({_OPERANDS}, ScalarType out_dtype, Tensor? bias=None, str? config=None, str overlap='launch') -> Tensor",
-    f"scaled_mm_azp({_OPERANDS}, ScalarType out_dtype, Tensor azp_adj, Tensor? azp=None, Tensor? bias=None, "
-    + "str? config=None, str overlap='launch') -> Tensor",
-    f"scaled_mm_out(Tensor(a!) out, {_OPERANDS}, Tensor? azp_adj=None, Tensor? azp=None, Tensor? bias=None, "
-    + "str? config=None, str overlap='launch') -> ()",
+    f"scaled_mm({_OPERANDS}, ScalarType out_dtype, Tensor? bias=None, {_OPTIONS}) -> Tensor",
+    f"scaled_mm_azp({_OPERANDS}, ScalarType out_dtype, Tensor azp_adj, Tensor? azp=None, Tensor? bias=None, {_OPTIONS})"
+    + " -> Tensor",
+    f"scaled_mm_out(Tensor(a!) out, {_OPERANDS}, Tensor? azp_adj=None, Tensor? azp=None, Tensor? bias=None, {_OPTIONS})"
+    + " -> ()",
 )
 
 _library = torch.library.Library("cutlass_w8a8", "DEF")  # type: ignore[no-untyped-call]
@@ -35,8 +36,9 @@ def _scaled_mm(
     bias: Tensor | None = None,
     config: str | None = None,
     overlap: str = "launch",
+    batch_invariant: bool | None = None,
 ) -> Tensor:
-    return _run(a, b, scale_a, scale_b, out_dtype, None, None, bias, None, config, overlap)
+    return _run(a, b, scale_a, scale_b, out_dtype, None, None, bias, None, config, overlap, batch_invariant)
 
 
 def _scaled_mm_azp(
@@ -50,8 +52,9 @@ def _scaled_mm_azp(
     bias: Tensor | None = None,
     config: str | None = None,
     overlap: str = "launch",
+    batch_invariant: bool | None = None,
 ) -> Tensor:
-    return _run(a, b, scale_a, scale_b, out_dtype, azp_adj, azp, bias, None, config, overlap)
+    return _run(a, b, scale_a, scale_b, out_dtype, azp_adj, azp, bias, None, config, overlap, batch_invariant)
 
 
 def _scaled_mm_out(
@@ -65,8 +68,9 @@ def _scaled_mm_out(
     bias: Tensor | None = None,
     config: str | None = None,
     overlap: str = "launch",
+    batch_invariant: bool | None = None,
 ) -> None:
-    _run(a, b, scale_a, scale_b, out.dtype, azp_adj, azp, bias, out, config, overlap)
+    _run(a, b, scale_a, scale_b, out.dtype, azp_adj, azp, bias, out, config, overlap, batch_invariant)
 
 
 def _fake(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, out_dtype: torch.dtype, *_: object) -> Tensor:

@@ -52,8 +52,8 @@ def add_kernel_options(parser: argparse.ArgumentParser) -> None:
         "--config or --tile set the configuration. Without them the heuristic chooses one for an M x N x K problem "
         f"(each {DEFAULT_EXTENT} unless given). Other options replace parts of it. The parts of a configuration's "
         "name as options: 128x128x128 --tile, 2x1 --cluster, pingpong --schedule, w64x64x64 --warp, s5 --stages 5, "
-        "swap --swap-ab, streamk --scheduler streamk, accurate --no-fast-accum, slices2 --slices 2; split<n>, swizzle<n>, "
-        "along_m and along_n are chosen at launch and change nothing here.",
+        "swap --swap-ab, streamk --scheduler streamk, accurate --no-fast-accum, slices2 --slices 2; split<n>, "
+        "swizzle<n>, along_m and along_n are chosen at launch and change nothing here.",
     )
     how.add_argument("--m", type=_reader(_extent), metavar="M", help="rows of A and D")
     how.add_argument("--n", type=_reader(_extent), metavar="N", help=f"columns of B and D, a multiple of {N_MULTIPLE}")

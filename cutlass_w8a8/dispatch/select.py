@@ -37,7 +37,9 @@ def select(problem: Problem) -> KernelConfig:
         UnsupportedError: the arch does not multiply the operand type, or no row fits.
     """
     extents = problem.m, problem.n, problem.k
-    fitting = [row for row in rows_of(problem.arch, problem.operand) if row.fits(*extents)]
+    rows = rows_of(problem.arch, problem.operand)
+    whole = problem.needs_whole_k
+    fitting = [row for row in rows if row.fits(*extents) and not (whole and row.config.divides_k)]
     if not fitting:
         raise UnsupportedError(
             f"no {problem.arch.name} {problem.operand.value} configuration fits "

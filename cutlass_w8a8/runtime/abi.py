@@ -1,4 +1,4 @@
-"""The binary interface of a compiled kernel, mirroring ``Pointers``, ``Call`` and ``Info`` of templates/host_prelude.h."""
+"""The binary interface of a compiled kernel: ``Pointers``, ``Call`` and ``Info`` of templates/host_prelude.h."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import cutlass_w8a8
-from cutlass_w8a8 import ops
+from cutlass_w8a8 import calls
 from cutlass_w8a8.arch import ARCHS, SM80, SM90, Capability, Family, arch_named, match, runs_on
 from cutlass_w8a8.dtypes import DType
 from cutlass_w8a8.errors import ArgumentError, UnsupportedError
@@ -185,9 +185,9 @@ def test_arch_is_forced_for_all_devices_or_one(
     two_gpus: tuple[Device, Device], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = two_gpus
-    ops._prepared[("stale",)] = None  # type: ignore[assignment]
+    calls._kept[("stale",)] = None  # type: ignore[assignment]
     with cutlass_w8a8.use_arch("sm80"):
-        assert ("stale",) not in ops._prepared
+        assert ("stale",) not in calls._kept
         assert arch_of(first).name == arch_of(second).name == "sm80"
         for device in (1, "cuda:1", torch.device("cuda", 1)):
             with cutlass_w8a8.use_arch("sm89", device):

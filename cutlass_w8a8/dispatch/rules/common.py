@@ -26,7 +26,7 @@ def options_3x(spec: KernelSpec) -> Iterator[str]:
 def no_slices(spec: KernelSpec) -> Iterator[str]:
     """What only Hopper's kernels have."""
     if spec.config.slices != 1:
-        yield f"slices {spec.config.slices}: only sm90's warp-specialised kernels divide K within a cluster; leave it out"
+        yield f"slices {spec.config.slices}: only sm90's warp-specialised kernels divide K in a cluster; leave it out"
 
 
 def row_bytes(spec: KernelSpec, n: int) -> int:
