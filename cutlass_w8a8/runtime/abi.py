@@ -1,4 +1,7 @@
-"""The binary interface of a compiled kernel, mirroring ``Call`` and ``Info`` of templates/host_prelude.h."""
+"""The binary interface of a compiled kernel, mirroring ``Call`` and ``Info`` of templates/host_prelude.h.
+
+``QUANT_CALL`` mirrors ``QuantCall`` of templates/quantize.cu.j2.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,9 @@ MAX_OPERANDS = 8
 # function, stream, a, b, d, workspace, operands; lda, ldb, ldd; m, n, k, sm_count, blocks_per_sm, splits,
 # swizzle, raster.
 CALL = struct.Struct(f"={6 + MAX_OPERANDS}Q3q8i")
+
+# function, stream, x, q, scale; ldx, ldq; m, k, vectors, early, threads, rows, programmatic, unused.
+QUANT_CALL = struct.Struct("=5Q2q8i")
 
 CANNOT_IMPLEMENT = -1
 MEANINGS = {

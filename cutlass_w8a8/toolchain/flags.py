@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 
 from cutlass_w8a8.arch import Family
-from cutlass_w8a8.spec import KernelSpec
+from cutlass_w8a8.spec import KernelSpec, Spec
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,12 @@ class Flags:
         return json.dumps({"device": self.device, "host": self.host, "link": self.link}, sort_keys=True)
 
 
-def flags_for(spec: KernelSpec) -> Flags:
+def flags_for(spec: Spec) -> Flags:
     """The flags that compile ``spec``'s kernel."""
     defines = ["-DNDEBUG"]
     # CUTLASS compiles the wait and the trigger of dependent launches only under this macro; the launcher sets the
     # matching launch attribute from the same configuration field. One without the other gives wrong results.
-    if spec.config.pdl and spec.family is Family.HOPPER:
+    if isinstance(spec, KernelSpec) and spec.config.pdl and spec.family is Family.HOPPER:
         defines.append("-DCUTLASS_ENABLE_GDC_FOR_SM90=1")
     return Flags(
         device=(
