@@ -19,7 +19,8 @@ from cutlass_w8a8.errors import (
 from cutlass_w8a8.evt.epilogues import EpilogueSpec
 from cutlass_w8a8.gates import cutlass_scaled_mm_supports_block_fp8, cutlass_scaled_mm_supports_fp8
 from cutlass_w8a8.ops import cutlass_scaled_mm, cutlass_scaled_mm_azp, scaled_mm, scaled_mm_azp, use_arch
-from cutlass_w8a8.spec import KernelSpec
+from cutlass_w8a8.quantize import quantize_per_token
+from cutlass_w8a8.spec import KernelSpec, QuantSpec
 from cutlass_w8a8.support import Explanation, Support, explain, is_supported
 from cutlass_w8a8.version import VERSION as __version__
 
@@ -33,6 +34,7 @@ __all__ = [
     "KernelConfig",
     "KernelSpec",
     "LaunchError",
+    "QuantSpec",
     "Support",
     "ToolchainError",
     "UnsupportedError",
@@ -44,6 +46,7 @@ __all__ = [
     "cutlass_scaled_mm_supports_fp8",
     "explain",
     "is_supported",
+    "quantize_per_token",
     "scaled_mm",
     "scaled_mm_azp",
     "use_arch",

@@ -17,6 +17,10 @@ QUANTIZE = "quantize"
 # Entry points of a quantisation kernel that hold a row in registers: as many 16-byte vectors a thread.
 QUANT_HELD = (1, 2, 4, 8)
 QUANT_MAX_THREADS = 1024
+# The largest magnitude of a quantised row, and the least scale, as a float32: for int8 the least normal one, whose
+# reciprocal is finite; for e4m3 that of other implementations.
+QUANT_LARGEST = {DType.E4M3: 448.0, DType.INT8: 127.0}
+QUANT_FLOOR = {DType.E4M3: float.fromhex("0x1.24924ap-18"), DType.INT8: 2.0**-126}
 
 
 class Spec(Protocol):

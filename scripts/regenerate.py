@@ -29,7 +29,7 @@ from cutlass_w8a8.dtypes import DType
 from cutlass_w8a8.evt import draw
 from cutlass_w8a8.evt.arguments import arguments
 from cutlass_w8a8.evt.epilogues import FORMULAS, EpilogueSpec, ScaleA, ScaleB
-from cutlass_w8a8.spec import KernelSpec
+from cutlass_w8a8.spec import KernelSpec, QuantSpec
 
 GENERATED = ROOT / "generated"
 FAMILIES = {
@@ -61,6 +61,7 @@ KERNELS = (
     "sm120 e4m3 bf16 scaled_token_channel 16x64x128_pingpong",
     "sm120 e4m3 bf16 scaled-bias_token_channel 128x128x128_cooperative",
 )
+QUANTIZATIONS = ("sm90 bf16 e4m3", "sm90 fp32 int8", "sm80 fp16 e4m3")
 
 
 def kernel(line: str) -> KernelSpec:
@@ -71,6 +72,12 @@ def kernel(line: str) -> KernelSpec:
     )
     validate(spec)
     return spec
+
+
+def quantization(line: str) -> QuantSpec:
+    """The kernel that a line of `QUANTIZATIONS` stands for."""
+    arch, source, target = line.split()
+    return QuantSpec(arch_named(arch), DType(source), DType(target))
 
 
 def epilogues() -> str:
@@ -109,7 +116,7 @@ def support() -> str:
 def expected() -> dict[str, str]:
     """Every file under generated/ and its text."""
     files = {"epilogues.md": epilogues(), "support.md": support()}
-    for spec in map(kernel, KERNELS):
+    for spec in (*map(kernel, KERNELS), *map(quantization, QUANTIZATIONS)):
         rendered = emit.render(spec)
         files[f"{spec.arch.name}/{spec.name}.cu"] = rendered["kernel.cu"]
         files["host_prelude.h"] = rendered["host_prelude.h"]

@@ -8,7 +8,7 @@ from cutlass_w8a8.spec import QUANT_HELD, QUANT_MAX_THREADS
 
 WARP = 32
 ANY_ROW = "w8a8_kernel"
-# What one multiprocessor holds at once, on every architecture but those that hold less.
+# What one multiprocessor holds at once on data-centre chips; where it is less, this choice is merely less apt.
 _RESIDENT_THREADS = 2048
 _MIN_BLOCK = 128
 # Elements that a thread of the any-row kernel is given where rows are short enough.

@@ -5,11 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cutlass_w8a8.dtypes import DType
-from cutlass_w8a8.spec import QUANT_HELD, QUANT_MAX_THREADS, QuantSpec
-
-_LARGEST = {DType.E4M3: "448.f", DType.INT8: "127.f"}
-# 1 / (448 * 512), rounded to float32, and the least normal float32, whose reciprocal is finite.
-_FLOOR = {DType.E4M3: "0x1.24924ap-18f", DType.INT8: "0x1p-126f"}
+from cutlass_w8a8.spec import QUANT_FLOOR, QUANT_HELD, QUANT_LARGEST, QUANT_MAX_THREADS, QuantSpec
 
 
 def context(spec: QuantSpec) -> dict[str, Any]:
@@ -23,8 +19,13 @@ def context(spec: QuantSpec) -> dict[str, Any]:
         "target": spec.target.value,
         "bits": "uint32_t" if wide else "uint16_t",
         "abs_mask": "0x7fffffffu" if wide else "0x7fffu",
-        "largest": _LARGEST[spec.target],
-        "floor": _FLOOR[spec.target],
+        "largest": _literal(QUANT_LARGEST[spec.target]),
+        "floor": _literal(QUANT_FLOOR[spec.target]),
         "held": QUANT_HELD,
         "max_threads": QUANT_MAX_THREADS,
     }
+
+
+def _literal(value: float) -> str:
+    """A float32 as a C++ literal, exactly."""
+    return f"{value.hex()}f"

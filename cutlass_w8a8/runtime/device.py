@@ -15,6 +15,10 @@ from cutlass_w8a8.errors import UnsupportedError
 
 ARCH_VARIABLE = "CUTLASS_W8A8_ARCH"
 
+# The current stream of a device as an address, and the current device's index; torch has them in CUDA builds only.
+raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # type: ignore[assignment]
+current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", None)  # type: ignore[assignment]
+
 # Archs that serve instead of the devices' own: (device index, or None for all; arch), the latest last.
 _forced: list[tuple[int | None, Arch]] = []
 _warned: set[Capability] = set()
