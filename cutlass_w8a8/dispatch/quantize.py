@@ -11,6 +11,8 @@ ANY_ROW = "w8a8_kernel"
 # What one multiprocessor holds at once on data-centre chips; where it is less, this choice is merely less apt.
 _RESIDENT_THREADS = 2048
 _MIN_BLOCK = 128
+# Vectors a thread holds where there are more rows than that.
+_MANY = 4
 # Elements that a thread of the any-row kernel is given where rows are short enough.
 _LOOP_ELEMENTS = 8
 
@@ -43,8 +45,8 @@ def quant_launch(m: int, k: int, source_bytes: int, aligned: bool, sm_count: int
     if vectors * per_vector == k and 0 < vectors <= QUANT_MAX_THREADS * QUANT_HELD[-1]:
         fitting = [held for held in QUANT_HELD if vectors <= held * QUANT_MAX_THREADS]
         threads = {held: _warps(vectors, held) for held in fitting}
-        at_once = (held for held in fitting if m * threads[held] <= sm_count * _RESIDENT_THREADS)
-        held = next(at_once, max(4, fitting[0]))
+        at_once = (held for held in fitting if held < _MANY and m * threads[held] <= sm_count * _RESIDENT_THREADS)
+        held = next(at_once, max(_MANY, fitting[0]))
         # A row of few vectors has fewer threads than it takes to need that many each.
         held = next(x for x in fitting if x * threads[held] >= vectors)
         return QuantLaunch(f"w8a8_held_{held}", threads[held], _rows(threads[held]), vectors)
