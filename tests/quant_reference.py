@@ -38,11 +38,12 @@ def quantize(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.T
     x = x.double()
     rows, k = x.shape
     largest = x.abs().amax(1, keepdim=True) if k else x.new_zeros(rows, 1)
-    scale = (largest / _LARGEST[dtype]).float()
+    # By tensors throughout: on CUDA, torch multiplies by the reciprocal of a divisor that is a number.
+    scale = (largest / torch.full_like(largest, _LARGEST[dtype])).float()
     floor = torch.full_like(scale, _FLOOR[dtype])
     scale = torch.where(scale < floor, floor, scale)
     scale = torch.where(largest.isnan(), torch.full_like(scale, torch.nan), scale)
-    inverse = (1 / scale.double()).float()
+    inverse = (torch.ones_like(largest) / scale.double()).float()
     scaled = (x * inverse.double()).float().double()
     if dtype is E4M3:
         code = e4m3_code(scaled)
