@@ -37,7 +37,13 @@ _E4M3_NAN = 0x7F
 
 @dataclass(frozen=True)
 class _Prepared:
-    """What one signature of a call resolves to. ``call`` is None where no kernel runs (CPU, empty)."""
+    """What one signature of a call resolves to.
+
+    Attributes:
+        request: the checked call.
+        call: the launch; None where no kernel runs (CPU, empty).
+        x_span, q_span: bytes from the first to the last of x, and of the result.
+    """
 
     request: QuantRequest
     call: PreparedQuantize | None
@@ -63,9 +69,9 @@ def quantize_per_token(
     q NaN (fp8, 0x7f) or 0 (int8). Otherwise an infinity makes its row's scale infinite, and q 0 but for the infinities
     themselves, which become NaN (fp8) or 0 (int8). Either way the row's products are NaN: nothing is hidden.
 
-    vLLM's ``dynamic_per_token_scaled_fp8_quant`` divides by the scale, where this multiplies by its reciprocal, and
-    its ``dynamic_scaled_int8_quant`` multiplies by ``127 / amax`` and gives rows of zeros the scale 0; q may differ
-    from theirs by one step. Its maximum ignores NaN.
+    vLLM's ``dynamic_per_token_scaled_fp8_quant`` divides by the scale, where this multiplies by its reciprocal, and can
+    bound ``amax``; its ``dynamic_scaled_int8_quant`` multiplies by ``127 / amax``, and gives rows of zeros the scale 0.
+    Scales are otherwise the same; values may differ by one step.
 
     The first call of a kind compiles its kernel, which takes seconds; one kernel serves all shapes.
 
@@ -76,10 +82,10 @@ def quantize_per_token(
         dtype: torch.float8_e4m3fn or torch.int8.
         out: result tensor of x's shape and this dtype, rows may be padded; allocated if None.
         scale: float32 [M, 1], contiguous, for the scales; allocated if None.
-        overlap: ``"launch"`` has the kernel start while the one before it in the stream ends, and lets the next one
-            start early if it was launched to, and waits for this one, as `scaled_mm` does; it reads and writes nothing
-            before what went before has ended. ``"none"`` is an ordinary launch. Kernels for GPUs before 9.0 and
-            the CPU know only the latter.
+        overlap: ``"launch"`` has the kernel start while the one before it in the stream ends, though it reads and
+            writes nothing before that one has ended, and lets the next one start likewise if it is launched to and
+            waits itself (`scaled_mm`'s configurations with ``pdl``). ``"none"`` is an ordinary launch, and the only
+            one of kernels for GPUs before 9.0.
 
     Returns:
         q, of x's shape, and the scales, float32 [M, 1]: ``x`` is about ``scale * q``.
@@ -127,19 +133,25 @@ def _run(
                 _prepared.pop(next(iter(_prepared)))
             _prepared[key] = prepared
     request, call = prepared.request, prepared.call
-    if out is not None or scale is not None:
-        _refuse_overlap(prepared, pointer, out, scale)
     q = torch.empty(x.shape, dtype=dtype, device=x.device) if out is None else out
     if scale is None:
         scale = torch.empty((request.m, 1), dtype=torch.float32, device=x.device)
+    q_pointer, scale_pointer = q.data_ptr(), scale.data_ptr()
+    x_end, q_end, scale_end = pointer + prepared.x_span, q_pointer + prepared.q_span, scale_pointer + 4 * request.m
+    if q_pointer < x_end and pointer < q_end:
+        raise _shared("out", "x")
+    if scale_pointer < x_end and pointer < scale_end:
+        raise _shared("scale", "x")
+    if scale_pointer < q_end and q_pointer < scale_end:
+        raise _shared("scale", "out")
     if call is None:
         values, scales = quantize_rows(x.reshape(request.m, request.k), request.target)
         return q.copy_(values.view(x.shape)), scale.copy_(scales)
     if current_device() == index:
-        call(raw_stream(index), pointer, q.data_ptr(), scale.data_ptr())
+        call(raw_stream(index), pointer, q_pointer, scale_pointer)
     else:
         with torch.cuda.device(index):
-            call(raw_stream(index), pointer, q.data_ptr(), scale.data_ptr())
+            call(raw_stream(index), pointer, q_pointer, scale_pointer)
     return q, scale
 
 
@@ -177,18 +189,8 @@ def _prepare(x: Tensor, dtype: torch.dtype, out: Tensor | None, scale: Tensor | 
     return _Prepared(request, call, *spans)
 
 
-def _refuse_overlap(prepared: _Prepared, x: int, out: Tensor | None, scale: Tensor | None) -> None:
-    if not prepared.request.m:
-        return
-    parts = [("x", x, prepared.x_span)]
-    if out is not None:
-        parts.append(("out", out.data_ptr(), prepared.q_span))
-    if scale is not None:
-        parts.append(("scale", scale.data_ptr(), 4 * prepared.request.m))
-    for number, (name, begin, span) in enumerate(parts):
-        for other, start, extent in parts[:number]:
-            if begin < start + extent and start < begin + span:
-                raise ArgumentError(f"{name} shares memory with {other}; pass another tensor as {name}")
+def _shared(name: str, other: str) -> ArgumentError:
+    return ArgumentError(f"{name} shares memory with {other}, which it would overwrite; pass another tensor as {name}")
 
 
 def quantize_rows(x: Tensor, target: DType) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 """Prove on a GPU that the kernels are right: bits, bounds, writes, graphs, streams, threads, torch.compile.
 
+The section ``quantize`` also measures: bandwidth against a copy's, and latency.
+
     python scripts/prove.py --cache DIR --plan kernels.json --no-compile --json proof.json
 
 Without a plan every combination runs with the configuration that dispatch picks. Exits 1 if anything failed.
