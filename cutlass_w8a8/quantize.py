@@ -11,14 +11,14 @@ import torch
 from torch.compiler import is_compiling
 
 from cutlass_w8a8 import pipeline
-from cutlass_w8a8.dispatch import quant_launch
+from cutlass_w8a8.dispatch import QUANT_SYMBOLS, quant_launch
 from cutlass_w8a8.dtypes import DType
 from cutlass_w8a8.errors import ArgumentError
 from cutlass_w8a8.evt.evaluate import TORCH_DTYPES
 from cutlass_w8a8.quant_request import QuantRequest, check_quantize, check_quantize_kinds, check_quantize_types
 from cutlass_w8a8.request import ALIGNMENT, refuse_gradients
-from cutlass_w8a8.runtime.device import arch_of, current_device, device, on_change, raw_stream
-from cutlass_w8a8.runtime.loader import load
+from cutlass_w8a8.runtime.device import Device, arch_of, current_device, device, on_change, raw_stream
+from cutlass_w8a8.runtime.loader import LoadedKernel, load
 from cutlass_w8a8.runtime.quantize import PreparedQuantize
 from cutlass_w8a8.spec import QUANT_FLOOR, QUANT_LARGEST, QuantSpec
 
@@ -27,6 +27,8 @@ Tensor = torch.Tensor
 # Prepared calls by everything their validity depends on; the oldest are forgotten should there ever be so many.
 _MAX_PREPARED = 16384
 _prepared: dict[tuple[Any, ...], _Prepared] = {}
+# Kernels in use, by entry point, so that a new shape needs no look at the cache.
+_kernels: dict[tuple[QuantSpec, int], dict[str, LoadedKernel]] = {}
 _lock = threading.Lock()
 # Types whose data pointer is their data; any other tensor goes through the dispatcher.
 _PLAIN = frozenset((Tensor, torch.nn.Parameter))
@@ -71,7 +73,7 @@ def quantize_per_token(
 
     vLLM's ``dynamic_per_token_scaled_fp8_quant`` divides by the scale, where this multiplies by its reciprocal, and can
     bound ``amax``; its ``dynamic_scaled_int8_quant`` multiplies by ``127 / amax``, and gives rows of zeros the scale 0.
-    Scales are otherwise the same; values may differ by one step.
+    Otherwise scales follow the same formula; values may differ by one step.
 
     The first call of a kind compiles its kernel, which takes seconds; one kernel serves all shapes.
 
@@ -176,9 +178,8 @@ def _prepare(x: Tensor, dtype: torch.dtype, out: Tensor | None, scale: Tensor | 
         out is None or out.data_ptr() % (ALIGNMENT // request.source.bytes) == 0
     )
     plan = quant_launch(request.m, request.k, request.source.bytes, request.aligned and aligned, where.sm_count)
-    library = pipeline.build(QuantSpec(arch, request.source, request.target)).library
     call = PreparedQuantize(
-        load(library, where, plan.symbol),
+        _loaded(QuantSpec(arch, request.source, request.target), where)[plan.symbol],
         where,
         strides=(request.ldx, request.ldq),
         extents=(request.m, request.k, plan.vectors),
@@ -187,6 +188,15 @@ def _prepare(x: Tensor, dtype: torch.dtype, out: Tensor | None, scale: Tensor | 
         overlap=overlap == "launch" and arch.capability >= _OVERLAPPING,
     )
     return _Prepared(request, call, *spans)
+
+
+def _loaded(spec: QuantSpec, where: Device) -> dict[str, LoadedKernel]:
+    """All entry points of a kernel: another shape's must not have to be loaded while a graph is captured."""
+    found = _kernels.get((spec, where.index))
+    if found is None:
+        library = pipeline.build(spec).library
+        found = _kernels[spec, where.index] = {symbol: load(library, where, symbol) for symbol in QUANT_SYMBOLS}
+    return found
 
 
 def _shared(name: str, other: str) -> ArgumentError:

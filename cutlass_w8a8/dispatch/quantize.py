@@ -8,6 +8,8 @@ from cutlass_w8a8.spec import QUANT_HELD, QUANT_MAX_THREADS
 
 WARP = 32
 ANY_ROW = "w8a8_kernel"
+_HELD = {held: f"w8a8_held_{held}" for held in QUANT_HELD}
+QUANT_SYMBOLS = (ANY_ROW, *_HELD.values())
 # What one multiprocessor holds at once on data-centre chips; where it is less, this choice is merely less apt.
 _RESIDENT_THREADS = 2048
 _MIN_BLOCK = 128
@@ -49,7 +51,7 @@ def quant_launch(m: int, k: int, source_bytes: int, aligned: bool, sm_count: int
         held = next(at_once, max(_MANY, fitting[0]))
         # A row of few vectors has fewer threads than it takes to need that many each.
         held = next(x for x in fitting if x * threads[held] >= vectors)
-        return QuantLaunch(f"w8a8_held_{held}", threads[held], _rows(threads[held]), vectors)
+        return QuantLaunch(_HELD[held], threads[held], _rows(threads[held]), vectors)
     count = min(QUANT_MAX_THREADS, _warps(k, _LOOP_ELEMENTS))
     return QuantLaunch(ANY_ROW, count, _rows(count), vectors)
 
