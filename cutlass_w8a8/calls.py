@@ -16,7 +16,7 @@ from cutlass_w8a8.errors import ArgumentError
 from cutlass_w8a8.evt.tree import Broadcast
 from cutlass_w8a8.problem import Overlap
 from cutlass_w8a8.request import ALIGNMENT, Request, check, misaligned, overlapping
-from cutlass_w8a8.runtime.device import arch_of, device
+from cutlass_w8a8.runtime.device import arch_of, current_device, device, raw_stream
 from cutlass_w8a8.runtime.launch import Extents, PreparedCall
 from cutlass_w8a8.runtime.loader import LoadedKernel, load
 from cutlass_w8a8.spec import KernelSpec
@@ -36,9 +36,6 @@ _kernels: dict[tuple[KernelSpec, int], LoadedKernel] = {}
 _lock = threading.Lock()
 # One element: what lasts until the next `forget`.
 _generation: list[object] = [object()]
-
-_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-_current_device = getattr(torch._C, "_cuda_getDevice", None)
 
 find = _kept.get
 
@@ -101,11 +98,11 @@ class Resolved:
         for position in self.wide:
             if operands[self.order.index(position)] % ALIGNMENT:
                 raise misaligned([(OPERANDS[position], operands[self.order.index(position)])])
-        if _current_device() == index:  # type: ignore[misc]
-            self.call(_raw_stream(index), a, b, d, *operands)  # type: ignore[misc]
+        if current_device() == index:  # type: ignore[misc]
+            self.call(raw_stream(index), a, b, d, *operands)  # type: ignore[misc]
         else:
             with torch.cuda.device(index):
-                self.call(_raw_stream(index), a, b, d, *operands)  # type: ignore[misc]
+                self.call(raw_stream(index), a, b, d, *operands)  # type: ignore[misc]
 
 
 def keep(key: tuple[Any, ...], resolved: Resolved) -> None:

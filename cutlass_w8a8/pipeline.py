@@ -17,8 +17,7 @@ from cutlass_w8a8.cache.key import digest
 from cutlass_w8a8.cache.location import cache_root
 from cutlass_w8a8.cache.store import LIBRARY, Entry, Store
 from cutlass_w8a8.errors import ArgumentError, CacheError, ToolchainError
-from cutlass_w8a8.evt import draw
-from cutlass_w8a8.spec import KernelSpec
+from cutlass_w8a8.spec import Spec
 from cutlass_w8a8.toolchain.discover import Toolkit, find_toolkit, require
 from cutlass_w8a8.toolchain.flags import Flags, flags_for
 from cutlass_w8a8.toolchain.headers import Headers, headers_digest, require_headers
@@ -55,7 +54,7 @@ class Stats:
 stats = Stats()
 
 
-def key_fields(spec: KernelSpec) -> dict[str, str]:
+def key_fields(spec: Spec) -> dict[str, str]:
     """The labelled fields that determine the cache key of ``spec``. Needs no compiler and no CUTLASS headers.
 
     Raises:
@@ -66,25 +65,25 @@ def key_fields(spec: KernelSpec) -> dict[str, str]:
         "version": VERSION,
         "spec": spec.to_json(),
         # A formula may be registered from outside of this package, where the emitter's digest does not see it.
-        "formula": draw.formula(spec.epilogue.tree(spec.operand.accumulator, spec.out)),
+        "formula": spec.formula,
         "emitter": emit.digest(),
         "flags": flags_for(spec).to_json(),
         "headers": headers_digest(),
     }
 
 
-def kernel_key(spec: KernelSpec) -> str:
+def kernel_key(spec: Spec) -> str:
     """The cache key of ``spec``: 64 hexadecimal digits."""
     return digest(key_fields(spec))
 
 
-def find(spec: KernelSpec) -> Entry | None:
+def find(spec: Spec) -> Entry | None:
     """The cached kernel of ``spec``, or None. Never compiles, never writes."""
     fields = key_fields(spec)
     return _lookup(Store(cache_root()), digest(fields))
 
 
-def build(spec: KernelSpec, *, force: bool = False, explicit: bool = False) -> Entry:
+def build(spec: Spec, *, force: bool = False, explicit: bool = False) -> Entry:
     """The kernel of ``spec``: from the cache, or compiled (half a minute) and stored.
 
     Args:
@@ -143,24 +142,24 @@ def _lookup(store: Store, key: str) -> Entry | None:
     return entry
 
 
-def _emit(spec: KernelSpec) -> Mapping[str, str]:
+def _emit(spec: Spec) -> Mapping[str, str]:
     try:
         return emit.render(spec)
     except ToolchainError as error:
         raise _cannot_build(spec, error) from error
 
 
-def _cannot_build(spec: KernelSpec, error: ToolchainError) -> ToolchainError:
+def _cannot_build(spec: Spec, error: ToolchainError) -> ToolchainError:
     return ToolchainError(
         f"kernel {spec.name} is not in the cache and cannot be compiled here: {error}\n"
         f"Or copy a cache directory from a machine that can, after: {spec.command('build')}"
     )
 
 
-def _tools(spec: KernelSpec) -> tuple[Toolkit, Headers]:
+def _tools(spec: Spec) -> tuple[Toolkit, Headers]:
     try:
         toolkit = find_toolkit()
-        require(toolkit, spec.arch, spec.operand)
+        require(toolkit, spec.arch, spec.multiplies)
         return toolkit, require_headers()
     except ToolchainError as error:
         raise _cannot_build(spec, error) from error
@@ -172,7 +171,7 @@ def _labelled(files: Mapping[str, str]) -> dict[str, str | bytes]:
 
 def _compile(
     store: Store,
-    spec: KernelSpec,
+    spec: Spec,
     object_digest: str,
     files: Mapping[str, str],
     flags: Flags,

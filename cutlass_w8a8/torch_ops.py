@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from cutlass_w8a8 import quantize
 from cutlass_w8a8.ops import _run
 from cutlass_w8a8.request import check_matrices
 
@@ -20,6 +21,8 @@ SCHEMAS = (
     + " -> Tensor",
     f"scaled_mm_out(Tensor(a!) out, {_OPERANDS}, Tensor? azp_adj=None, Tensor? azp=None, Tensor? bias=None, {_OPTIONS})"
     + " -> ()",
+    "quantize_per_token(Tensor x, ScalarType dtype, str overlap='launch') -> (Tensor, Tensor)",
+    "quantize_per_token_out(Tensor(a!) out, Tensor(b!) scale, Tensor x, str overlap='launch') -> ()",
 )
 
 _library = torch.library.Library("cutlass_w8a8", "DEF")  # type: ignore[no-untyped-call]
@@ -73,6 +76,14 @@ def _scaled_mm_out(
     _run(a, b, scale_a, scale_b, out.dtype, azp_adj, azp, bias, out, config, overlap, batch_invariant)
 
 
+def _quantize(x: Tensor, dtype: torch.dtype, overlap: str = "launch") -> tuple[Tensor, Tensor]:
+    return quantize._run(x, dtype, None, None, overlap)
+
+
+def _quantize_out(out: Tensor, scale: Tensor, x: Tensor, overlap: str = "launch") -> None:
+    quantize._run(x, out.dtype, out, scale, overlap)
+
+
 def _fake(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, out_dtype: torch.dtype, *_: object) -> Tensor:
     check_matrices(a, b, out_dtype)
     return a.new_empty((*a.shape[:-1], b.shape[1]), dtype=out_dtype)
@@ -87,6 +98,8 @@ def _register() -> None:
         "scaled_mm": (_scaled_mm, _fake),
         "scaled_mm_azp": (_scaled_mm_azp, _fake),
         "scaled_mm_out": (_scaled_mm_out, _fake_out),
+        "quantize_per_token": (_quantize, quantize.quantize_fake),
+        "quantize_per_token_out": (_quantize_out, _fake_out),
     }
     for schema in SCHEMAS:
         name = schema.split("(")[0]

@@ -47,7 +47,7 @@ from cutlass_w8a8.dtypes import DType
 from cutlass_w8a8.errors import ToolchainError, W8A8Error
 from cutlass_w8a8.evt.epilogues import EpilogueSpec
 from cutlass_w8a8.runtime.abi import Info
-from cutlass_w8a8.spec import KernelSpec
+from cutlass_w8a8.spec import KernelSpec, spec_from_json
 from cutlass_w8a8.toolchain.discover import wheel_homes
 from scripts import machine
 
@@ -236,7 +236,9 @@ def entries(cache: Path) -> Iterator[tuple[Entry, KernelSpec]]:
     """The kernels of a cache directory, by name; of several builds of one, that which this version would use."""
     found: dict[str, tuple[Entry, KernelSpec]] = {}
     for entry in Store(cache).entries():
-        spec = KernelSpec.from_json(entry.fields["spec"])
+        spec = spec_from_json(entry.fields["spec"])
+        if not isinstance(spec, KernelSpec):
+            continue
         if spec.name not in found or entry.key == pipeline.kernel_key(spec):
             found[spec.name] = entry, spec
     for name in sorted(found):

@@ -2,6 +2,7 @@
 """Compile a set of kernels into a cache directory, on a machine that needs a CUDA compiler but no GPU.
 
     python scripts/pregenerate.py --arch sm90 --a-dtype e4m3 --out-dtype bf16 --epilogue all --out kernels/
+    python scripts/pregenerate.py --arch sm90 --quantize bf16 --out kernels/
     python scripts/pregenerate.py --plan kernels.json --out kernels/ --jobs 4
 
 Copy the directory to the machine with the GPU and set CUTLASS_W8A8_CACHE_DIR to its place there: every kernel in it is
@@ -44,10 +45,11 @@ from cutlass_w8a8.dtypes import OUTPUT_DTYPES, DType
 from cutlass_w8a8.errors import ArgumentError, UnsupportedError, W8A8Error
 from cutlass_w8a8.evt.epilogues import FORMULAS, EpilogueSpec, ScaleA, ScaleB
 from cutlass_w8a8.runtime.abi import Library
-from cutlass_w8a8.spec import KernelSpec
+from cutlass_w8a8.spec import KernelSpec, QuantSpec, spec_from_json
 from cutlass_w8a8.toolchain.progress import QUIET_VARIABLE
 
 ALL = "all"
+AnySpec = KernelSpec | QuantSpec
 # nvcc takes 3.5 GB for a Hopper kernel.
 GB_PER_JOB = 4
 
@@ -56,7 +58,7 @@ GB_PER_JOB = 4
 class Outcome:
     """What became of one kernel: its numbers, or the error."""
 
-    spec: KernelSpec
+    spec: AnySpec
     compiled: bool = False
     seconds: float = 0.0
     registers: int = 0
@@ -83,6 +85,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--epilogue", help="such as scaled_token_channel; default: all", **several)
     parser.add_argument("--config", help="a configuration; default: all in the arch's heuristic table", **several)
+    parser.add_argument(
+        "--quantize",
+        choices=[*(d.value for d in OUTPUT_DTYPES), ALL],
+        help="instead of GEMMs, the kernels that quantise from these types to --a-dtype",
+        **several,
+    )
     parser.add_argument("--plan", type=Path, metavar="FILE", help="a JSON list of specifications, instead of the above")
     parser.add_argument("--print-plan", action="store_true", help="print the set as such a list, and do nothing else")
     parser.add_argument("--out", type=Path, metavar="DIR", help="the cache directory to fill")
@@ -93,8 +101,11 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error("--out DIR is needed, unless --print-plan is given")
     if options.jobs is not None and options.jobs < 1:
         parser.error(f"--jobs {options.jobs}: must be at least 1")
-    if options.plan and (options.arch or options.a_dtype or options.out_dtype or options.epilogue or options.config):
-        parser.error("--plan already names the kernels; leave out --arch, --a-dtype, --out-dtype, --epilogue, --config")
+    of_gemms = options.out_dtype or options.epilogue or options.config
+    if options.plan and (options.arch or options.a_dtype or options.quantize or of_gemms):
+        parser.error("--plan already names the kernels; leave out the options that do")
+    if options.quantize and of_gemms:
+        parser.error("--quantize names kernels without epilogues; leave out --out-dtype, --epilogue, --config")
     return options
 
 
@@ -104,36 +115,53 @@ def default_jobs() -> int:
     return max(1, min(len(os.sched_getaffinity(0)), memory // (GB_PER_JOB * 10**9)))
 
 
-def kernels(options: argparse.Namespace) -> list[KernelSpec]:
+def kernels(options: argparse.Namespace) -> list[AnySpec]:
     """The kernels asked for, without repetitions, each checked.
 
     Raises:
         W8A8Error: one of them is impossible, or the plan cannot be read.
     """
-    specs = read_plan(options.plan) if options.plan else product(options)
+    specs: Sequence[AnySpec]
+    if options.plan:
+        specs = read_plan(options.plan)
+    else:
+        specs = quantizations(options) if options.quantize else product(options)
     if not specs:
         raise ArgumentError("the set is empty: the plan holds no kernels, or no epilogue suits the types")
     for spec in specs:
-        if reasons := dispatch.problems(spec):
+        if isinstance(spec, KernelSpec) and (reasons := dispatch.problems(spec)):
             raise ArgumentError(f"kernel {spec.name} is impossible: {'; '.join(reasons)}")
     return list(dict.fromkeys(specs))
 
 
-def read_plan(path: Path) -> list[KernelSpec]:
+def read_plan(path: Path) -> list[AnySpec]:
     try:
         entries = json.loads(path.read_text(encoding="utf-8"))
-        return [KernelSpec.from_json(entry if isinstance(entry, str) else json.dumps(entry)) for entry in entries]
+        return [spec_from_json(entry if isinstance(entry, str) else json.dumps(entry)) for entry in entries]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ArgumentError(
             f"plan {path} cannot be read ({type(error).__name__}: {error}); it must be a JSON list of strings, each "
-            "as KernelSpec.to_json() writes it; --print-plan prints one"
+            "as KernelSpec.to_json() or QuantSpec.to_json() writes it; --print-plan prints one"
         ) from error
+
+
+def archs(options: argparse.Namespace) -> list[Arch]:
+    return list(ARCHS.values()) if wants_all(options.arch) else [arch_named(name) for name in options.arch]
+
+
+def quantizations(options: argparse.Namespace) -> list[QuantSpec]:
+    sources = OUTPUT_DTYPES if wants_all(options.quantize) else [DType(name) for name in options.quantize]
+    return [
+        QuantSpec(arch, source, target)
+        for arch in archs(options)
+        for source in sources
+        for target in (arch.operands if wants_all(options.a_dtype) else map(DType, options.a_dtype))
+    ]
 
 
 def product(options: argparse.Namespace) -> list[KernelSpec]:
     found = []
-    archs = list(ARCHS.values()) if wants_all(options.arch) else [arch_named(name) for name in options.arch]
-    for arch in archs:
+    for arch in archs(options):
         operands = list(arch.operands) if wants_all(options.a_dtype) else [DType(name) for name in options.a_dtype]
         if wants_all(options.arch):
             operands = [operand for operand in operands if operand in arch.operands]
@@ -179,7 +207,7 @@ def table_configs(arch: Arch, operand: DType) -> list[KernelConfig]:
     return list(dict.fromkeys(row.config.compiled for row in dispatch.rows_of(arch, operand)))
 
 
-def write_sources(specs: Iterable[KernelSpec], folder: Path) -> None:
+def write_sources(specs: Iterable[AnySpec], folder: Path) -> None:
     """Write every kernel's text."""
     folder.mkdir(parents=True, exist_ok=True)
     for spec in specs:
@@ -190,7 +218,7 @@ def write_sources(specs: Iterable[KernelSpec], folder: Path) -> None:
 
 def build(text: str) -> Outcome:
     """Compile one kernel, given as JSON; runs in a worker process."""
-    spec = KernelSpec.from_json(text)
+    spec = spec_from_json(text)
     try:
         entry = pipeline.build(spec, explicit=True)
         info = Library(str(entry.library)).info
@@ -211,9 +239,9 @@ def build(text: str) -> Outcome:
     )
 
 
-def build_all(specs: Sequence[KernelSpec], jobs: int, console: Console) -> list[Outcome]:
+def build_all(specs: Sequence[AnySpec], jobs: int, console: Console) -> list[Outcome]:
     """Compile ``specs``, ``jobs`` at a time, reporting each as it ends; outcomes come in the order of ``specs``."""
-    outcomes: dict[KernelSpec, Outcome] = {}
+    outcomes: dict[AnySpec, Outcome] = {}
     jobs = min(jobs, len(specs))
     console.print(f"compiling {count(specs)}, {jobs} at a time; each takes half a minute or more")
     # Fresh processes, so that an interrupt reaches each and with it the compilers it started.

@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 """Prove on a GPU that the kernels are right: bits, bounds, writes, graphs, streams, threads, torch.compile.
 
+The section ``quantize`` also measures: bandwidth against a copy's, and latency.
+
     python scripts/prove.py --cache DIR --plan kernels.json --no-compile --json proof.json
 
 Without a plan every combination runs with the configuration that dispatch picks. Exits 1 if anything failed.
@@ -20,7 +22,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-SECTIONS = ("correctness", "portable", "graph", "compile", "arguments", "encoder", "sanitizer", "devices", "host")
+SECTIONS = (
+    "correctness", "portable", "graph", "compile", "arguments", "quantize", "encoder", "sanitizer", "devices", "host",
+)  # fmt: skip
 
 
 def parse() -> argparse.Namespace:
@@ -59,7 +63,7 @@ require_package()
 import torch
 
 from scripts import machine
-from tests import cases, family_checks, gpu_checks, grid
+from tests import cases, family_checks, gpu_checks, grid, quant_checks
 from tests.harness import Check, Plan, call, dispatch_plan, load_plan
 
 
@@ -93,6 +97,10 @@ def compiled(plan: Plan, options: argparse.Namespace) -> list[Check]:
 
 def arguments(plan: Plan, options: argparse.Namespace) -> list[Check]:
     return gpu_checks.arguments(plan, options.device)
+
+
+def quantize(_: Plan, options: argparse.Namespace) -> list[Check]:
+    return quant_checks.run(options.device)
 
 
 def encoder(_: Plan, options: argparse.Namespace) -> list[Check]:
@@ -160,6 +168,7 @@ RUNNERS: dict[str, Callable[[Plan, argparse.Namespace], list[Check]]] = {
     "graph": graph,
     "compile": compiled,
     "arguments": arguments,
+    "quantize": quantize,
     "encoder": encoder,
     "sanitizer": sanitizer,
     "devices": devices,
@@ -170,7 +179,8 @@ RUNNERS: dict[str, Callable[[Plan, argparse.Namespace], list[Check]]] = {
 def quick(plan: Plan, options: argparse.Namespace) -> list[Check]:
     """Every combination of the plan on a few odd shapes; nothing that a sanitizer would make take minutes."""
     judged = family_checks.judged(options.device) | {"with_model": False}
-    return grid.Grid(plan, options.device, **judged).run(cases.SMALL_SHAPES[::2])
+    found = grid.Grid(plan, options.device, **judged).run(cases.SMALL_SHAPES[::2])
+    return found + quant_checks.correctness(options.device, limit=1 << 16, step=7)
 
 
 def summarise(checks: list[Check], seconds: dict[str, float]) -> None:

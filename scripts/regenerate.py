@@ -29,7 +29,7 @@ from cutlass_w8a8.dtypes import DType
 from cutlass_w8a8.evt import draw
 from cutlass_w8a8.evt.arguments import arguments
 from cutlass_w8a8.evt.epilogues import FORMULAS, EpilogueSpec, ScaleA, ScaleB
-from cutlass_w8a8.spec import KernelSpec
+from cutlass_w8a8.spec import KernelSpec, QuantSpec
 
 GENERATED = ROOT / "generated"
 FAMILIES = {
@@ -62,6 +62,7 @@ KERNELS = (
     "sm120 e4m3 bf16 scaled_token_channel 16x64x128_pingpong",
     "sm120 e4m3 bf16 scaled-bias_token_channel 128x128x128_cooperative",
 )
+QUANTIZATIONS = ("sm90 bf16 e4m3", "sm90 fp32 int8", "sm80 fp16 e4m3")
 
 
 def kernel(line: str) -> KernelSpec:
@@ -72,6 +73,12 @@ def kernel(line: str) -> KernelSpec:
     )
     validate(spec)
     return spec
+
+
+def quantization(line: str) -> QuantSpec:
+    """The kernel that a line of `QUANTIZATIONS` stands for."""
+    arch, source, target = line.split()
+    return QuantSpec(arch_named(arch), DType(source), DType(target))
 
 
 def epilogues() -> str:
@@ -110,7 +117,7 @@ def support() -> str:
 def expected() -> dict[str, str]:
     """Every file under generated/ and its text."""
     files = {"epilogues.md": epilogues(), "support.md": support()}
-    for spec in map(kernel, KERNELS):
+    for spec in (*map(kernel, KERNELS), *map(quantization, QUANTIZATIONS)):
         rendered = emit.render(spec)
         files[f"{spec.arch.name}/{spec.name}.cu"] = rendered["kernel.cu"]
         files |= {name: text for name, text in rendered.items() if name.endswith(".h") and "/" not in name}

@@ -81,7 +81,8 @@ def bit_class(combination: Combination, config: str | None) -> str:
 def load_plan(path: Path, dispatch: bool = True) -> Plan:
     """The plan in a JSON list of kernel specifications (objects, or their JSON text).
 
-    The ``config`` text is taken as written, so it may hold launch-time choices such as ``split2``.
+    The ``config`` text is taken as written, so it may hold launch-time choices such as ``split2``. Kernels that are no
+    GEMMs are passed over.
 
     Raises:
         ValueError: an entry names a combination that `combinations` does not hold.
@@ -90,6 +91,8 @@ def load_plan(path: Path, dispatch: bool = True) -> Plan:
     plan: Plan = defaultdict(list)
     for entry in json.loads(path.read_text()):
         spec = json.loads(entry) if isinstance(entry, str) else entry
+        if "kernel" in spec:
+            continue
         name = f"{spec['operand']}_{spec['out']}_{spec['epilogue']}"
         if name not in known:
             raise ValueError(f"{path} holds {name!r}, which is none of the {len(known)} known combinations")

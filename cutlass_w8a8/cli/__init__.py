@@ -23,7 +23,7 @@ __all__ = ["main", "silence_output"]
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="cutlass-w8a8",
-        description="8-bit GEMM kernels for NVIDIA GPUs: their source, their binaries, their cache.",
+        description="8-bit GEMM and quantisation kernels for NVIDIA GPUs: their source, their binaries, their cache.",
     )
     parser.add_argument("--version", action="version", version=VERSION)
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="COMMAND")

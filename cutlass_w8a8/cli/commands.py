@@ -14,15 +14,20 @@ from cutlass_w8a8.cache.store import Entry, Store
 from cutlass_w8a8.cli.options import kernel
 from cutlass_w8a8.dispatch import rows_of
 from cutlass_w8a8.dtypes import OPERAND_DTYPES
-from cutlass_w8a8.errors import CacheError, UnsupportedError
+from cutlass_w8a8.errors import ArgumentError, CacheError, UnsupportedError
 from cutlass_w8a8.evt import draw
 from cutlass_w8a8.runtime.abi import Library
+from cutlass_w8a8.spec import QuantSpec
 
 
 def show(options: argparse.Namespace) -> int:
     """Print the source of a kernel, and nothing else; on a terminal, highlighted."""
     spec = kernel(options)
     if options.tree or options.mermaid:
+        if isinstance(spec, QuantSpec):
+            raise ArgumentError(
+                f"{spec.name} has no epilogue to draw; leave out {'--tree' if options.tree else '--mermaid'}"
+            )
         tree = spec.epilogue.tree(spec.operand.accumulator, spec.out)
         print(draw.mermaid(tree) if options.mermaid else draw.text(tree))
         return 0

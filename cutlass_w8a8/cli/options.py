@@ -15,11 +15,12 @@ from cutlass_w8a8.errors import ArgumentError, W8A8Error
 from cutlass_w8a8.evt.epilogues import FORMULAS, Azp, EpilogueSpec, ScaleA, ScaleB
 from cutlass_w8a8.problem import Problem
 from cutlass_w8a8.request import K_MULTIPLE, MAX_K_INT8, MAX_K_INT8_AZP, N_MULTIPLE
-from cutlass_w8a8.spec import KernelSpec
+from cutlass_w8a8.spec import KernelSpec, QuantSpec
 
 T = TypeVar("T")
 
 DEFAULT_EXTENT = 4096
+DEFAULT_OUT = DType.BF16
 
 
 def add_kernel_options(parser: argparse.ArgumentParser) -> None:
@@ -33,7 +34,7 @@ def add_kernel_options(parser: argparse.ArgumentParser) -> None:
         help="type of A and B, e4m3 (or fp8) or int8; default: e4m3 where the arch has it, else int8",
     )
     what.add_argument(
-        "--out-dtype", choices=[dtype.value for dtype in OUTPUT_DTYPES], default="bf16", help="default: %(default)s"
+        "--out-dtype", choices=[dtype.value for dtype in OUTPUT_DTYPES], help=f"default: {DEFAULT_OUT.value}"
     )
     what.add_argument("--scale-a", choices=[x.value for x in ScaleA], help="granularity; default: token")
     what.add_argument("--scale-b", choices=[x.value for x in ScaleB], help="granularity; default: channel")
@@ -45,6 +46,14 @@ def add_kernel_options(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="instead of the four options above: <formula>_<scale_a>_<scale_b>, such as azp-token-bias_token_channel; "
         f"formulas: {', '.join(FORMULAS)}",
+    )
+
+    what.add_argument(
+        "--quantize",
+        choices=[dtype.value for dtype in OUTPUT_DTYPES],
+        metavar="DTYPE",
+        help="instead of a GEMM, the kernel that quantises the rows of a matrix of this type to --a-dtype; no further "
+        "options belong to it",
     )
 
     how = parser.add_argument_group(
@@ -81,7 +90,7 @@ def add_kernel_options(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--slices", type=int, metavar="N", help="blocks of a cluster that divide K (sm90, ws)")
 
 
-def kernel(options: argparse.Namespace) -> KernelSpec:
+def kernel(options: argparse.Namespace) -> KernelSpec | QuantSpec:
     """The kernel that ``options`` name, checked.
 
     Raises:
@@ -89,7 +98,9 @@ def kernel(options: argparse.Namespace) -> KernelSpec:
     """
     arch = ARCHS[options.arch]
     operand = DType(options.a_dtype) if options.a_dtype else arch.operands[0]
-    out = DType(options.out_dtype)
+    if options.quantize is not None:
+        return _quantization(options, QuantSpec(arch, DType(options.quantize), operand))
+    out = DType(options.out_dtype) if options.out_dtype else DEFAULT_OUT
     epilogue = _chosen_epilogue(options)
     m, n, k = _shape(options)
     if operand is DType.INT8:
@@ -102,6 +113,15 @@ def kernel(options: argparse.Namespace) -> KernelSpec:
     config = _chosen_config(options, Problem(arch, m, n, k, operand, out, epilogue))
     spec = KernelSpec(arch, operand, out, epilogue, config)
     validate(spec, config)
+    return spec
+
+
+def _quantization(options: argparse.Namespace, spec: QuantSpec) -> QuantSpec:
+    of_gemms = ("out_dtype", "scale_a", "scale_b", "azp", "bias", "epilogue", "m", "n", "k", "config", *CONFIG_FIELDS)
+    given = [name for name in dict.fromkeys(of_gemms) if getattr(options, name, None) is not None]
+    if given:
+        names = ", ".join("--" + name.replace("_", "-") for name in given)
+        raise ArgumentError(f"--quantize names a kernel that has no epilogue and no configuration; leave out {names}")
     return spec
 
 

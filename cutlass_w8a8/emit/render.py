@@ -6,13 +6,16 @@ import hashlib
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import jinja2
 
 from cutlass_w8a8.arch import Family
-from cutlass_w8a8.spec import KernelSpec
+from cutlass_w8a8.emit import quantize
+from cutlass_w8a8.spec import KernelSpec, QuantSpec, Spec
 
 _PACKAGE = Path(__file__).resolve().parent.parent
+_QUANTIZE = "quantize.cu.j2"
 _TEMPLATES = {
     Family.MULTISTAGE: "kernel_2x.cu.j2",
     Family.HOPPER: "kernel_3x.cu.j2",
@@ -30,7 +33,7 @@ def template_dir() -> Path:
     return packaged if packaged.is_dir() else _PACKAGE.parent / "templates"
 
 
-def render(spec: KernelSpec) -> dict[str, str]:
+def render(spec: Spec) -> dict[str, str]:
     """The source files of ``spec``'s kernel by name; ``kernel.cu`` is the kernel, the rest supports its host half.
 
     Deterministic: equal specs give equal bytes on every machine.
@@ -39,8 +42,7 @@ def render(spec: KernelSpec) -> dict[str, str]:
         UnsupportedError: the epilogue does not suit the operand type.
         ToolchainError: nvidia-cutlass is not installed.
     """
-    # Here because cutlass_cppgen and what it needs takes seconds to import, which only emission should pay.
-    context = import_module("cutlass_w8a8.emit.context").context(spec)
+    template, context = _filled(spec)
     environment = jinja2.Environment(
         loader=jinja2.DictLoader(templates()),
         undefined=jinja2.StrictUndefined,
@@ -49,13 +51,23 @@ def render(spec: KernelSpec) -> dict[str, str]:
         keep_trailing_newline=True,
         autoescape=False,
     )
-    hopper = {"hopper.h": templates()["hopper.h"]} if spec.family is Family.HOPPER else {}
-    return hopper | {
-        "kernel.cu": environment.get_template(_TEMPLATES[spec.family]).render(context),
+    hoppers = isinstance(spec, KernelSpec) and spec.family is Family.HOPPER
+    return ({"hopper.h": templates()["hopper.h"]} if hoppers else {}) | {
+        "kernel.cu": environment.get_template(template).render(context),
         "host_prelude.h": templates()["host_prelude.h"],
         # CUTLASS includes this header everywhere, and a plain C++ compiler cannot parse it.
         "stubs/cutlass/arch/wmma.h": "",
     }
+
+
+def _filled(spec: Spec) -> tuple[str, dict[str, Any]]:
+    """The template of ``spec``'s kind, and what fills it in."""
+    if isinstance(spec, QuantSpec):
+        return _QUANTIZE, quantize.context(spec)
+    if isinstance(spec, KernelSpec):
+        # Here because cutlass_cppgen and what it needs takes seconds to import, which only its kernels should pay.
+        return _TEMPLATES[spec.family], import_module("cutlass_w8a8.emit.context").context(spec)
+    raise TypeError(f"{type(spec).__name__} is no specification that a template is written for")
 
 
 @lru_cache(maxsize=1)

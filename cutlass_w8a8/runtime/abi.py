@@ -1,4 +1,7 @@
-"""The binary interface of a compiled kernel: ``Pointers``, ``Call`` and ``Info`` of templates/host_prelude.h."""
+"""The binary interface of a compiled kernel: ``Pointers``, ``Call`` and ``Info`` of templates/host_prelude.h.
+
+``QUANT_CALL`` mirrors ``QuantCall`` of templates/quantize.cu.j2.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,9 @@ MAX_OPERANDS = 8
 POINTERS = struct.Struct(f"={5 + MAX_OPERANDS}Q")
 # The pointers; function; lda, ldb, ldd; m, n, k, sm_count, blocks_per_sm, splits, swizzle, raster, overlap, unused.
 CALL = struct.Struct(f"={5 + MAX_OPERANDS}Q1Q3q10i")
+
+# function, stream, x, q, scale; ldx, ldq; m, k, vectors, early, threads, rows, programmatic, unused.
+QUANT_CALL = struct.Struct("=5Q2q8i")
 
 CANNOT_IMPLEMENT = -1
 MEANINGS = {

@@ -15,9 +15,15 @@ from cutlass_w8a8.errors import UnsupportedError
 
 ARCH_VARIABLE = "CUTLASS_W8A8_ARCH"
 
+# The current stream of a device as an address, and the current device's index; torch has them in CUDA builds only.
+raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # type: ignore[assignment]
+current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", None)  # type: ignore[assignment]
+
 # Archs that serve instead of the devices' own: (device index, or None for all; arch), the latest last.
 _forced: list[tuple[int | None, Arch]] = []
 _warned: set[Capability] = set()
+# Called when another arch may serve a device than before, for those who remember what followed from it.
+on_change: list[Callable[[], None]] = []
 
 
 @dataclass(frozen=True)
@@ -91,11 +97,17 @@ def force_arch(index: int | None, arch: Arch) -> Callable[[], None]:
     """Have ``arch`` serve device ``index`` (None: all devices), ahead of what was forced before; returns the undo."""
     entry = (index, arch)
     _forced.append(entry)
-    arch_of.cache_clear()
+    _changed()
 
     def end() -> None:
         # The latest of equal ones: contexts end in the reverse order of their beginning.
         del _forced[len(_forced) - 1 - _forced[::-1].index(entry)]
-        arch_of.cache_clear()
+        _changed()
 
     return end
+
+
+def _changed() -> None:
+    arch_of.cache_clear()
+    for forget in on_change:
+        forget()

@@ -13,11 +13,11 @@ from cutlass_w8a8.errors import LaunchError
 from cutlass_w8a8.runtime.abi import Library
 from cutlass_w8a8.runtime.device import Device
 
-KERNEL_SYMBOL = b"w8a8_kernel"
+KERNEL_SYMBOL = "w8a8_kernel"
 
 _lock = threading.Lock()
-_libraries: dict[Path, tuple[Library, Any, Any]] = {}
-_kernels: dict[tuple[Path, int], LoadedKernel] = {}
+_libraries: dict[Path, tuple[Library, Any]] = {}
+_kernels: dict[tuple[Path, int, str], LoadedKernel] = {}
 
 
 @dataclass(frozen=True)
@@ -51,15 +51,15 @@ def check(result: tuple[Any, ...], action: str) -> Any:
     return values[0] if len(values) == 1 else tuple(values)
 
 
-def load(path: Path, device: Device) -> LoadedKernel:
-    """The kernel in the library at ``path``, on ``device``; loaded once per process and device.
+def load(path: Path, device: Device, symbol: str = KERNEL_SYMBOL) -> LoadedKernel:
+    """The kernel called ``symbol`` in the library at ``path``, on ``device``; loaded once per process and device.
 
     Raises:
         LaunchError: the driver refuses the image, for example because it is older than the toolkit that made it,
             or the stream is being captured, when modules cannot be loaded.
     """
     with _lock:
-        found = _kernels.get((path, device.index))
+        found = _kernels.get((path, device.index, symbol))
         if found is None:
             with torch.cuda.device(device.index):
                 if torch.cuda.is_current_stream_capturing():
@@ -67,11 +67,11 @@ def load(path: Path, device: Device) -> LoadedKernel:
                         f"kernel {path.parent.name} is not loaded yet, and a CUDA graph is being captured; "
                         "make the same call once before the capture"
                     )
-                found = _kernels[path, device.index] = _load(path, device)
+                found = _kernels[path, device.index, symbol] = _load(path, device, symbol)
         return found
 
 
-def _load(path: Path, device: Device) -> LoadedKernel:
+def _load(path: Path, device: Device, symbol: str) -> LoadedKernel:
     """Load, with ``device`` current."""
     from cuda.bindings import driver
 
@@ -86,9 +86,9 @@ def _load(path: Path, device: Device) -> LoadedKernel:
             driver.cuLibraryLoadData(bytes(library.image), None, None, 0, None, None, 0),
             f"load the image of {path} (if the driver is older than its toolkit, cutlass-w8a8 doctor says so)",
         )
-        kernel = check(driver.cuLibraryGetKernel(image, KERNEL_SYMBOL), f"find the kernel in {path}")
-        _libraries[path] = library, image, kernel
-    library, _, kernel = _libraries[path]
+        _libraries[path] = library, image
+    library, image = _libraries[path]
+    kernel = check(driver.cuLibraryGetKernel(image, symbol.encode()), f"find the kernel {symbol} in {path}")
     handle = check(driver.cuDeviceGet(device.index), f"open device {device.index}")
     attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
     smem = library.info.smem_bytes

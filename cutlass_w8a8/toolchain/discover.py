@@ -96,20 +96,23 @@ def find_cxx() -> tuple[Path, str]:
     return _cxx({name: os.environ.get(name) for name in _ENVIRONMENT})
 
 
-def require(toolkit: Nvcc, arch: Arch, operand: DType) -> None:
-    """Check that ``toolkit`` can compile kernels of ``arch`` for ``operand``, before it is run.
+def require(toolkit: Nvcc, arch: Arch, operand: DType | None) -> None:
+    """Check that ``toolkit`` can compile kernels of ``arch`` that multiply ``operand``, before it is run.
+
+    ``operand`` is None for kernels without tensor-core instructions.
 
     Raises:
         ToolchainError: it is too old, or its own list of targets lacks this one.
         UnsupportedError: ``arch`` has no such kernels.
     """
-    wanted = arch.toolkit_for(operand)
+    wanted = arch.min_toolkit if operand is None else arch.toolkit_for(operand)
     # Some releases list "sm_90a" beside "sm_90", others only the latter; each of them compiles for both.
     listed = not toolkit.targets.isdisjoint({f"sm_{arch.target}", f"sm_{arch.target.rstrip('af')}"})
     if toolkit.version[:2] >= wanted and listed:
         return
     found = f"{toolkit.nvcc} (from {toolkit.origin}) is CUDA {spell(toolkit.version)}"
-    need = f"{operand.value} kernels for {arch.name} (target sm_{arch.target}) need CUDA {spell(wanted)} or newer"
+    kernels = "kernels" if operand is None else f"{operand.value} kernels"
+    need = f"{kernels} for {arch.name} (target sm_{arch.target}) need CUDA {spell(wanted)} or newer"
     if toolkit.version[:2] >= wanted:
         need = f"by its own list it does not compile for {arch.name} (target sm_{arch.target})"
     raise ToolchainError(f"{found}; {need}. Point {NVCC_VARIABLE} to another nvcc, or run: {WHEELS}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from cutlass_w8a8.spec import KernelSpec
+from cutlass_w8a8.spec import Spec
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Flags:
         return json.dumps({"device": self.device, "host": self.host, "link": self.link}, sort_keys=True)
 
 
-def flags_for(spec: KernelSpec) -> Flags:
+def flags_for(spec: Spec) -> Flags:
     """The flags that compile ``spec``'s kernel."""
     defines = ["-DNDEBUG"]
     return Flags(

@@ -20,7 +20,7 @@ from cutlass_w8a8.dtypes import DType
 from cutlass_w8a8.evt import draw
 from cutlass_w8a8.evt.epilogues import FORMULAS, EpilogueSpec, ScaleA, ScaleB
 from cutlass_w8a8.problem import Problem
-from cutlass_w8a8.spec import KernelSpec
+from cutlass_w8a8.spec import KernelSpec, Spec
 from cutlass_w8a8.version import VERSION
 from scripts import regenerate
 
@@ -37,14 +37,31 @@ def shown_name(capsys: Capture, *words: str) -> str:
 # show -----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("spec", [regenerate.kernel(line) for line in regenerate.KERNELS], ids=lambda spec: spec.name)
-def test_command_in_a_kernels_banner_prints_that_kernel(spec: KernelSpec, capsys: Capture) -> None:
+BANNERS = [*map(regenerate.kernel, regenerate.KERNELS), *map(regenerate.quantization, regenerate.QUANTIZATIONS)]
+
+
+@pytest.mark.parametrize("spec", BANNERS, ids=lambda spec: spec.name)
+def test_command_in_a_kernels_banner_prints_that_kernel(spec: Spec, capsys: Capture) -> None:
     text = emit.render(spec)["kernel.cu"]
     (command,) = re.findall(r"^//   (cutlass-w8a8 show .*)$", text, re.MULTILINE)
     assert command == spec.command("show")
     assert main(shlex.split(command)[1:]) == 0
     captured = capsys.readouterr()
     assert captured.out == text and captured.err == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--bias --k 64 --stages 3", "leave out --bias, --k, --stages"),
+        ("--out-dtype fp16", "leave out --out-dtype"),
+        ("--tile 64x64x128", "leave out --tile"),
+        ("--tree", "sm90_quantize_bf16_e4m3 has no epilogue to draw; leave out --tree"),
+    ],
+)
+def test_quantisation_has_no_options_of_a_gemm(words: str, message: str, capsys: Capture) -> None:
+    assert main(["show", "--quantize", "bf16", *words.split()]) == 1
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("arch", ARCHS.values(), ids=lambda arch: arch.name)

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from cutlass_w8a8 import pipeline
-from cutlass_w8a8.arch import SM90
+from cutlass_w8a8.arch import SM80, SM90
 from cutlass_w8a8.cli import commands, main
 from cutlass_w8a8.config import KernelConfig
 from cutlass_w8a8.dtypes import DType
 from cutlass_w8a8.evt.epilogues import EpilogueSpec
-from cutlass_w8a8.spec import KernelSpec
+from cutlass_w8a8.spec import KernelSpec, QuantSpec
 
 Capture = pytest.CaptureFixture[str]
 
@@ -42,6 +42,15 @@ def tools(fake_tools: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def rows(out: str) -> dict[str, str]:
     return {line[:15].strip(): line[15:] for line in out.splitlines()}
+
+
+def test_quantisation_is_built_and_listed_like_any_kernel(tools: Any, capsys: Capture) -> None:
+    spec = QuantSpec(SM80, DType.FP16, DType.E4M3)
+    assert main(spec.command("build").split()[1:]) == 0
+    assert rows(capsys.readouterr().out)["kernel"] == spec.name == "sm80_quantize_fp16_e4m3"
+    assert pipeline.find(spec) is not None
+    assert main(["list"]) == 0
+    assert spec.name in capsys.readouterr().out
 
 
 def test_build_compiles_once_and_says_so(tools: Any, capsys: Capture) -> None:

@@ -20,19 +20,22 @@ from cutlass_w8a8.config import KernelConfig
 from cutlass_w8a8.dispatch.select import TABLES
 from cutlass_w8a8.dtypes import OUTPUT_DTYPES, DType
 from cutlass_w8a8.evt.epilogues import FORMULAS, EpilogueSpec, ScaleA, ScaleB
-from cutlass_w8a8.spec import KernelSpec
+from cutlass_w8a8.spec import KernelSpec, Spec
 from scripts import regenerate
 
 ROOT = Path(__file__).parents[2]
 # The package's function of this name hides the module from ``from ... import``.
 render = sys.modules["cutlass_w8a8.emit.render"]
-SPECS = [regenerate.kernel(line) for line in regenerate.KERNELS]
+SPECS: list[Spec] = [
+    *map(regenerate.kernel, regenerate.KERNELS),
+    *map(regenerate.quantization, regenerate.QUANTIZATIONS),
+]
 
 RENDER_ALL = """
 import hashlib, json, sys
 from cutlass_w8a8 import emit
-from cutlass_w8a8.spec import KernelSpec
-specs = [KernelSpec.from_json(text) for text in json.loads(sys.argv[1])]
+from cutlass_w8a8.spec import spec_from_json
+specs = [spec_from_json(text) for text in json.loads(sys.argv[1])]
 print(json.dumps([{name: hashlib.sha256(text.encode()).hexdigest() for name, text in emit.render(spec).items()}
                   for spec in specs]))
 """
@@ -80,7 +83,7 @@ def test_nothing_is_written_to_the_current_directory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
-def test_text_holds_no_machine_paths_and_no_holes(spec: KernelSpec) -> None:
+def test_text_holds_no_machine_paths_and_no_holes(spec: Spec) -> None:
     for name, text in emit.render(spec).items():
         for path in (str(ROOT), sys.prefix, str(Path.home()), "/usr/", "/tmp/", "site-packages"):
             assert path not in text, (name, path)

@@ -16,8 +16,9 @@ from cutlass_w8a8.dispatch import problems
 from cutlass_w8a8.dispatch.select import TABLES
 from cutlass_w8a8.dtypes import OUTPUT_DTYPES, DType
 from cutlass_w8a8.evt.epilogues import FORMULAS
-from cutlass_w8a8.spec import KernelSpec
+from cutlass_w8a8.spec import KernelSpec, spec_from_json
 from scripts import pregenerate
+from tests.harness import load_plan
 
 Capture = pytest.CaptureFixture[str]
 
@@ -58,6 +59,26 @@ def test_plan_is_read_back_and_launch_choices_do_not_multiply(capsys: Capture, t
     again = [*(spec.to_json() for spec in specs), entry, entry | {"config": entry["config"] + "_swizzle4"}]
     path.write_text(json.dumps(again))
     assert plan(capsys, "--plan", str(path)) == specs
+
+
+def test_quantisation_is_a_set_of_its_own(capsys: Capture, tmp_path: Path) -> None:
+    assert pregenerate.main(["--arch", "sm90", "--arch", "sm80", "--quantize", "bf16", "--print-plan"]) == 0
+    lines = json.loads(capsys.readouterr().out)
+    assert [spec_from_json(line).name for line in lines] == [
+        "sm90_quantize_bf16_e4m3",
+        "sm90_quantize_bf16_int8",
+        "sm80_quantize_bf16_int8",
+    ]
+    # A plan may hold kernels of both kinds.
+    gemm = plan(capsys, *"--arch sm80 --epilogue scaled_tensor_tensor".split())[0].to_json()
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps([gemm, json.loads(lines[0])]))
+    assert pregenerate.main(["--plan", str(path), "--print-plan"]) == 0
+    assert json.loads(capsys.readouterr().out) == [gemm, lines[0]]
+    assert pregenerate.main(["--plan", str(path), "--sources-only", "--out", str(tmp_path)]) == 0
+    assert (tmp_path / "sources" / "sm90_quantize_bf16_e4m3.cu").is_file()
+    harness_plan = load_plan(path)
+    assert [combination.operand for combination in harness_plan] == ["int8"]
 
 
 @pytest.mark.parametrize(
@@ -104,7 +125,16 @@ def test_a_reader_that_has_seen_enough_is_no_error() -> None:
     assert done.stdout == "[\n" and done.stderr == ""
 
 
-@pytest.mark.parametrize("words", ["", "--out x --jobs 0", "--plan p.json --arch sm90 --out x", "--arch sm70 --out x"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "",
+        "--out x --jobs 0",
+        "--plan p.json --arch sm90 --out x",
+        "--quantize bf16 --config x --out x",
+        "--arch sm70 --out x",
+    ],
+)
 def test_wrong_usage_is_status_2(words: str, capsys: Capture) -> None:
     with pytest.raises(SystemExit) as caught:
         pregenerate.main(words.split())

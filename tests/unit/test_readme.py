@@ -51,7 +51,7 @@ def test_commands_are_understood(capsys: pytest.CaptureFixture[str], tmp_path: P
     for made in commands("scripts/pregenerate.py"):
         assert pregenerate.main([*made[2:], "--print-plan"]) == 0
         counts.append(len(json.loads(capsys.readouterr().out)))
-    assert len(counts) == 3 and f"each of the {counts[0]} configurations" in TEXT
+    assert len(counts) == 4 and f"each of the {counts[0]} configurations" in TEXT
 
 
 def test_dialogue_is_as_told() -> None:
