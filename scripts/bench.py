@@ -19,17 +19,6 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 
-WEIGHTS = (  # N x K: Llama 3 8B (qkv, out, gate-up, down) and 70B (qkv, down, ...) with and without tensor parallelism
-    (6144, 4096),
-    (4096, 4096),
-    (28672, 4096),
-    (4096, 14336),
-    (10240, 8192),
-    (8192, 28672),
-    (1280, 8192),
-    (8192, 1024),
-)
-BATCHES = (1, 16, 32, 64, 128, 256, 512, 1024, 4096, 8192)
 PROVIDERS = ("ours", "vllm", "torch_row", "int_mm", "bf16")
 
 
@@ -39,7 +28,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--providers", default=",".join(PROVIDERS), help=f"comma-separated, of {', '.join(PROVIDERS)}")
     parser.add_argument("--configs", default="", help="comma-separated configurations of ours to measure as well")
     parser.add_argument("--dtypes", default="fp8,int8", help="comma-separated, of fp8 and int8")
-    parser.add_argument("--m", default=",".join(map(str, BATCHES)), help="comma-separated M")
+    parser.add_argument("--m", default="1,16,32,64,128,256,512,1024,4096,8192", help="comma-separated M")
     parser.add_argument("--weights", default="", metavar="NxK,...", help="other weight shapes than the eight")
     parser.add_argument("--budget", type=float, default=25, metavar="MS", help="device time per provider and point")
     parser.add_argument("--cache", type=Path, metavar="DIR", help="kernel cache (sets CUTLASS_W8A8_CACHE_DIR)")
@@ -65,8 +54,12 @@ require_package()
 import torch
 
 import cutlass_w8a8
-from scripts import bench_providers, bench_report, bench_timing, machine
-from scripts.bench_providers import Point, Provider
+from cutlass_w8a8.bench import machine
+from cutlass_w8a8.bench import providers as bench_providers
+from cutlass_w8a8.bench import report as bench_report
+from cutlass_w8a8.bench import timing as bench_timing
+from cutlass_w8a8.bench.providers import Provider
+from cutlass_w8a8.bench.shapes import WEIGHTS, Point
 
 
 def choose_providers(options: argparse.Namespace) -> tuple[list[Provider], dict[str, str]]:

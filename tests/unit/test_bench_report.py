@@ -8,9 +8,10 @@ import pytest
 
 pytest.importorskip("torch")
 
-from scripts.bench_providers import Point, Provider
-from scripts.bench_report import error_lines, summary, summary_table, table
-from scripts.bench_timing import Measurement, calls_per_graph
+from cutlass_w8a8.bench.providers import Provider
+from cutlass_w8a8.bench.report import error_lines, summary, summary_table, table
+from cutlass_w8a8.bench.shapes import Point
+from cutlass_w8a8.bench.timing import Measurement, calls_per_graph
 
 
 def provider(name: str, comparable: bool = True, forced: bool = False) -> Provider:

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from scripts.bench_providers import Provider
-from scripts.bench_timing import Measurement
+from cutlass_w8a8.bench.providers import Provider
+from cutlass_w8a8.bench.timing import Measurement
 
 BANDS = {"M 1-64": (1, 64), "M 128-512": (128, 512), "M 1024-8192": (1024, 8192)}
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from scripts.bench_providers import DTYPES, Operands, Point, Provider, make_operands
+from cutlass_w8a8.bench.providers import DTYPES, Operands, Provider, make_operands
+from cutlass_w8a8.bench.shapes import Point
 
 WEIGHT_BYTES = 160 << 20
 MIN_CALLS = 16

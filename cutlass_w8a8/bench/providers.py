@@ -10,23 +10,10 @@ from pathlib import Path
 import torch
 
 import cutlass_w8a8
+from cutlass_w8a8.bench.shapes import Point
 
 FP8, INT8 = torch.float8_e4m3fn, torch.int8
 DTYPES = {"fp8": FP8, "int8": INT8}
-
-
-@dataclass(frozen=True)
-class Point:
-    """One problem: per-token x per-channel scales, no bias, bf16 out. Extents in elements."""
-
-    dtype: str
-    m: int
-    n: int
-    k: int
-
-    @property
-    def name(self) -> str:
-        return f"{self.dtype} {self.m}x{self.n}x{self.k}"
 
 
 @dataclass
