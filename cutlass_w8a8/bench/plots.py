@@ -117,11 +117,8 @@ def _figure(run: Run, kind: Kind, title: str, width: float, height: float) -> Fi
 
     figure = Figure(figsize=(width, height), layout="constrained")
     machine = run.conditions.get("machine", {})
-    parts = [
-        machine.get("gpu"),
-        f"torch {machine['torch']}" if "torch" in machine else None,
-        machine.get("date", "")[:10],
-    ]
+    parts = [machine.get("gpu"), f"torch {machine['torch']}" if "torch" in machine else ""]
+    parts.append(machine.get("date", "")[:10])
     figure.suptitle(f"{title}, {kind[0]}, order: {kind[1]}", fontweight="bold")
     figure.supxlabel(", ".join(part for part in parts if part), fontsize=7, color="#666666")
     return figure
@@ -178,12 +175,12 @@ def _roofline(run: Run, kind: Kind, results: list[Measurement]) -> Figure:
     low, high = min(intensity) / 1.6, max(intensity) * 1.6
     # Points lie on the roofs: they are drawn over the lines, whose names stand aside of them in the legend.
     peaks = _peaks(run, kind[0], max(rates))
-    top = max(rate for _, rate in peaks)
+    top = max(rate for _, rate, _ in peaks)
     streamed = max(report.moved(r.point) / r.microseconds["ours"] / 1e6 for r in timed)
-    for (label, terabytes), style in zip(_bandwidths(run, streamed), (":", "-", "--"), strict=False):
+    for label, terabytes, style in _bandwidths(run, streamed):
         ridge = top / terabytes
         ax.plot([low, ridge], [low * terabytes, top], color="black", linestyle=style, linewidth=1, label=label)
-    for (label, rate), style in zip(peaks, (":", "--"), strict=False):
+    for label, rate, style in peaks:
         ax.axhline(rate, color="#d55e00", linestyle=style, linewidth=1.2, label=label)
     norm = LogNorm(min(batches), max(*batches, min(batches) + 1))
     points = ax.scatter(
@@ -208,26 +205,25 @@ def _operations(r: Measurement) -> int:
 
 
 def _sheet(run: Run) -> dict[str, Any]:
-    known: dict[str, Any] = run.ceilings.get("data sheet") or data_sheet(
-        run.conditions.get("machine", {}).get("gpu", "")
-    )
-    return known
+    # A run of schema 1 named its GPU only.
+    known: dict[str, Any] = run.ceilings.get("data sheet", {})
+    return known or data_sheet(run.conditions.get("machine", {}).get("gpu", ""))
 
 
-def _bandwidths(run: Run, reached: float) -> list[tuple[str, float]]:
-    """TB/s with what they are."""
+def _bandwidths(run: Run, reached: float) -> list[tuple[str, float, str]]:
+    """TB/s, each with what it is and the style of its line."""
     copied, sheet = run.ceilings.get("copy TB/s"), _sheet(run).get("TB/s")
-    found = [(f"memory: the most reached here, {reached:.2f} TB/s", reached)]
-    found += [(f"memory: a large copy, measured, {copied:.2f} TB/s", copied)] if copied else []
-    return found + ([(f"memory: data sheet, {sheet:g} TB/s", sheet)] if sheet else [])
+    found = [(f"memory: the most reached here, {reached:.2f} TB/s", reached, ":")]
+    found += [(f"memory: a large copy, measured, {copied:.2f} TB/s", copied, "-")] if copied else []
+    return found + ([(f"memory: data sheet, {sheet:g} TB/s", sheet, "--")] if sheet else [])
 
 
-def _peaks(run: Run, dtype: str, reached: float) -> list[tuple[str, float]]:
-    """T(FL)OP/s with what they are."""
+def _peaks(run: Run, dtype: str, reached: float) -> list[tuple[str, float, str]]:
+    """T(FL)OP/s, each with what it is and the style of its line."""
     unit = {"fp8": "TFLOP/s", "int8": "TOP/s"}[dtype]
     sheet = _sheet(run).get(f"{dtype} {unit}")
-    found = [(f"tensor cores: the most reached here, {reached:.0f} {unit}", reached)]
-    return found + ([(f"tensor cores: data sheet, {sheet} {unit}", sheet)] if sheet else [])
+    found = [(f"tensor cores: the most reached here, {reached:.0f} {unit}", reached, ":")]
+    return found + ([(f"tensor cores: data sheet, {sheet} {unit}", sheet, "--")] if sheet else [])
 
 
 def _time(run: Run, kind: Kind, results: list[Measurement]) -> Figure:

@@ -29,7 +29,8 @@ def table(results: Sequence[Measurement], columns: Sequence[Column]) -> str:
         row = [p.order, p.dtype, f"{p.n} x {p.k}", str(p.m)]
         row += [f"{times[name]:.1f}" if name in times else ("error" if name in r.errors else "-") for name in names]
         row.append("-" if ratio is None else f"{ratio:.3f}")
-        row.append("-" if ours is None else f"{moved(p) / ours / 1e6:.2f}")
+        # A chain moves more than the GEMM's bytes.
+        row.append("-" if ours is None or p.order == "chain" else f"{moved(p) / ours / 1e6:.2f}")
         row.append(f"{worst_error(r.accuracy['ours']):.2f}" if "ours" in r.accuracy else "-")
         if forced:
             best = min((name for name in times if name in forced), key=times.__getitem__, default=None)

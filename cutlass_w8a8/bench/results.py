@@ -92,16 +92,15 @@ def load(path: Path) -> Run:
         schema = content.get("schema", 1)
         if schema > SCHEMA:
             raise ArgumentError(f"{path} has schema {schema}, and this version reads up to {SCHEMA}; use a newer one")
+        points = [Measurement(**m | {"point": Point(**m["point"])}) for m in content["points"]]
         if schema == SCHEMA:
-            measurements = [Measurement(**m | {"point": Point(**m["point"])}) for m in content.pop("points")]
-            columns = [Column(**column) for column in content.pop("columns")]
-            del content["schema"]
-            return Run(columns, measurements, **content)
+            columns = [Column(**column) for column in content["columns"]]
+            return Run(columns, points, *(content[name] for name in ("missing", "layers", "ceilings", "conditions")))
         return Run(
             [Column(name, name not in NOT_COMPARABLE, _is_config(name)) for name in content["providers"]],
-            [Measurement(**m | {"point": Point(**m["point"])}) for m in content["points"]],
+            points,
             content["missing"],
-            conditions={name: content[name] for name in ("machine", "method")},
+            conditions={name: content[name] for name in ("machine", "gpu after", "method", "host microseconds")},
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         if isinstance(error, ArgumentError):
