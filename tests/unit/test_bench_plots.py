@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cutlass_w8a8.bench import ceilings, plots
-from cutlass_w8a8.bench.results import Column, Measurement, Run, load
+from cutlass_w8a8.bench.results import PROVIDERS, Column, Measurement, Run, load
 from cutlass_w8a8.bench.shapes import BATCHES, ORDERS, WEIGHTS, Point
 from cutlass_w8a8.bench.smooth import dense_batches
 from cutlass_w8a8.cli import main
@@ -72,6 +72,10 @@ def test_what_pictures_say() -> None:
     assert (
         "bf16" in words["time-fp8-alone"] and "NVIDIA H200, torch 2.11.0+cu130, 2026-01-01" in words["time-fp8-alone"]
     )
+
+
+def test_every_provider_has_a_colour() -> None:
+    assert set(plots._COLOURS) == set(PROVIDERS)
 
 
 def test_ours_alone_has_no_speedup() -> None:
