@@ -98,7 +98,7 @@ class Resolved:
         for position in self.wide:
             if operands[self.order.index(position)] % ALIGNMENT:
                 raise misaligned([(OPERANDS[position], operands[self.order.index(position)])])
-        if current_device() == index:  # type: ignore[misc]
+        if current_device() == index:
             self.call(raw_stream(index), a, b, d, *operands)  # type: ignore[misc]
         else:
             with torch.cuda.device(index):

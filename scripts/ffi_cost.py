@@ -26,7 +26,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from scripts import machine
+from cutlass_w8a8.bench import machine
 
 POINTERS = 10
 POINTER_LIST = ", ".join(f"void* p{i}" for i in range(POINTERS))

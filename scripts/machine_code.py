@@ -41,6 +41,7 @@ from rich.table import Table
 
 from cutlass_w8a8 import pipeline
 from cutlass_w8a8.arch import ARCHS
+from cutlass_w8a8.bench import machine
 from cutlass_w8a8.cache.store import Entry, Store
 from cutlass_w8a8.dispatch import rows_of
 from cutlass_w8a8.dtypes import DType
@@ -49,7 +50,6 @@ from cutlass_w8a8.evt.epilogues import EpilogueSpec
 from cutlass_w8a8.runtime.abi import Info
 from cutlass_w8a8.spec import KernelSpec, spec_from_json
 from cutlass_w8a8.toolchain.discover import wheel_homes
-from scripts import machine
 
 _MMA = re.compile(r"(?:UTC[A-Z]*|[A-Z]G?)MMA(?:\.[A-Za-z0-9_]+)*")
 _LINE = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(@!?U?P\w+\s+)?([A-Z][A-Z0-9_.a-z]*)([^;]*);", re.MULTILINE)

@@ -62,7 +62,7 @@ require_package()
 
 import torch
 
-from scripts import machine
+from cutlass_w8a8.bench import machine
 from tests import cases, family_checks, gpu_checks, grid, quant_checks
 from tests.harness import Check, Plan, call, dispatch_plan, load_plan
 

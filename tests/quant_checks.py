@@ -11,13 +11,12 @@ from typing import Any
 import torch
 
 import cutlass_w8a8
-from cutlass_w8a8.arch import match
 from tests import quant_cases
 from tests.harness import Check
 
 SECTION = "quantize"
-# GEMMs to follow, on sm90; elsewhere dispatch chooses. Once that wait for the quantisation themselves.
-CHAIN_CONFIGS = ("128x128x128_2x1_pingpong", "128x128x128_2x1_pingpong_pdl")
+# How the GEMM that follows may overlap with the quantisation.
+CHAIN_OVERLAPS = ("none", "launch", "weights")
 CHAIN_SHAPES = ((1, 256, 4096), (17, 512, 1040), (300, 256, 7168), (2048, 256, 512))
 BANDWIDTH_SHAPES = ((4096, 4096), (4096, 8192), (8192, 8192), (4096, 16384), (4096, 28672), (16384, 4096), (1024, 8192))
 # Below this much data a launch is more than its bytes.
@@ -74,7 +73,6 @@ def order(device: str) -> list[Check]:
 def chain(device: str) -> list[Check]:
     """Quantisation and GEMM at once give what they give one by one, in a graph too."""
     check = Check(SECTION, "quantise, then multiply")
-    sm90 = match(torch.cuda.get_device_capability()).arch.name == "sm90"
     for target in quant_cases.TARGETS:
         if not cutlass_w8a8.is_supported(torch.cuda.get_device_capability(), target):
             continue
@@ -82,10 +80,10 @@ def chain(device: str) -> list[Check]:
             weight = torch.randn(n, k, device=device)
             b, scale_b = cutlass_w8a8.quantize_per_token(weight, target)
             inputs = [torch.randn(m, k, device=device).bfloat16() * (seed + 1) for seed in range(8)]
-            for config in CHAIN_CONFIGS if sm90 else (None,):
+            for overlap in CHAIN_OVERLAPS:
 
-                def multiply(q: torch.Tensor, scale: torch.Tensor, config: str | None = config) -> torch.Tensor:
-                    return cutlass_w8a8.scaled_mm(q, b.t(), scale, scale_b, config=config)  # noqa: B023 - called at once
+                def multiply(q: torch.Tensor, scale: torch.Tensor, overlap: str = overlap) -> torch.Tensor:
+                    return cutlass_w8a8.scaled_mm(q, b.t(), scale, scale_b, overlap=overlap)  # noqa: B023 - called at once
 
                 expected = []
                 for x in inputs:
@@ -103,7 +101,7 @@ def chain(device: str) -> list[Check]:
                 torch.cuda.synchronize()
                 for kind, results in (("eager", found), ("graph", outs)):
                     same = all(torch.equal(x, y) for x, y in zip(results, expected, strict=True))
-                    check.record(same, f"{m}x{n}x{k} {target} {config} {kind}")
+                    check.record(same, f"{m}x{n}x{k} {target} {overlap} {kind}")
     return [check]
 
 

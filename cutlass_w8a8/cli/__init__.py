@@ -1,6 +1,7 @@
-"""The command line: show a kernel, build it, list the cache, and say what this machine lacks.
+"""The command line: show a kernel, build it, list the cache, say what this machine lacks, and measure.
 
-Exit status: 0 done, 1 one of this package's errors (its message is on standard error), 2 wrong usage.
+Exit status: 0 done, 1 one of this package's errors (its message is on standard error) or a wrong result that ``bench``
+met, 2 wrong usage.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from cutlass_w8a8.cli import commands
+from cutlass_w8a8.cli.bench import DESCRIPTION, add_bench_options, bench
 from cutlass_w8a8.cli.doctor import doctor
 from cutlass_w8a8.cli.options import add_kernel_options
 from cutlass_w8a8.errors import W8A8Error
@@ -56,6 +58,12 @@ def _parser() -> argparse.ArgumentParser:
 
     check = verbs.add_parser("doctor", help="what was found on this machine, whether it suffices, and the remedy")
     check.set_defaults(run=doctor)
+
+    measure = verbs.add_parser(
+        "bench", help="how fast kernels are beside vLLM's and torch's; needs a GPU", description=DESCRIPTION
+    )
+    add_bench_options(measure)
+    measure.set_defaults(run=bench)
     return parser
 
 

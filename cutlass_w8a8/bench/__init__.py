@@ -1,0 +1,1 @@
+"""The benchmark behind ``cutlass-w8a8 bench``: shapes, providers, timing, reports."""
