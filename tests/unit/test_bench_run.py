@@ -83,14 +83,14 @@ def test_peers_quantise_with_vllms_kernel_if_there_is_one(launches: list[str], v
         peer.call(x, 1)
         assert not accuracy.wrong(accuracy.check(x, 1))
         assert label == "vLLM's"
-    assert launches == []
+    assert not [launch for launch in launches if "quantise" in launch]
 
 
 def test_peers_else_quantise_with_ours(launches: list[str], vllm: Path) -> None:
     (peer,), _, label = choose("chain", ["vllm"], vllm)
     x = providers.make_operands(Point("int8", 3, 16, 32, "chain"), torch.int8, 1, "cpu")
     peer.call(x, 0)
-    assert launches == ["quantise none"]
+    assert [launch for launch in launches if "quantise" in launch] == ["quantise none"]
     assert label == "ours without dependent launch (not vLLM's: no --vllm-ops FILE)"
 
 
