@@ -56,7 +56,7 @@ IMPOSSIBLE = [
     (hopper.accurate, SM90, E4M3, "64x32x256_ws_swap_accurate", "accurate accumulation promotes"),
     (hopper.tile, SM90, INT8, "96x128x128_pingpong", "tile m 96 is not 64, 128 or 256"),
     (hopper.tile, SM90, INT8, "64x24x128_pingpong", "tile n 24 is not a multiple of 16"),
-    (hopper.tile, SM90, INT8, "64x32x96_pingpong", "tile k 96 is not 64, 128 or 256"),
+    (hopper.tile, SM90, INT8, "64x32x96_pingpong", "tile k 96 is not 64, 128, 256 or 512"),
     (hopper.warp_groups, SM90, INT8, "64x128x128_cooperative", "a cooperative kernel splits tile m over two"),
     (hopper.warp_groups, SM90, INT8, "128x256x64_pingpong", "tile 128x256 needs 256 accumulator registers"),
     (hopper.cluster, SM90, INT8, "128x128x128_3x1_pingpong", "cluster 3x1 is not a product of 1, 2, 4, 8"),

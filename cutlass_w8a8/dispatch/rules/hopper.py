@@ -22,8 +22,8 @@ def tile(spec: KernelSpec) -> Iterator[str]:
         yield f"tile m {m} is not 64, 128 or 256"
     if n % 16 or not 16 <= n <= 256:
         yield f"tile n {n} is not a multiple of 16 from 16 to 256"
-    if k not in (64, 128, 256):
-        yield f"tile k {k} is not 64, 128 or 256"
+    if k not in (64, 128, 256, 512):
+        yield f"tile k {k} is not 64, 128, 256 or 512"
 
 
 def warp_groups(spec: KernelSpec) -> Iterator[str]:
