@@ -328,7 +328,7 @@ def _prepare(
     if not a.is_cuda or not (request.m and request.n and request.k):
         return _Prepared(request, None, order, ())
     where = device(a.get_device())
-    chosen = choose(request, arch_of(where), config, where.sm_count)
+    chosen = choose(request, arch_of(where), config, where.sm_count, where.name)
     kernel = _kernels.get((chosen.spec, where.index))
     if kernel is None:
         kernel = _kernels[chosen.spec, where.index] = load(pipeline.build(chosen.spec).library, where)

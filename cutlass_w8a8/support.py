@@ -158,22 +158,36 @@ def explain(
         if not a.is_cuda:
             raise ArgumentError("a is on the CPU; pass capability=(major, minor) to say for which device to explain")
         where = device(a.get_device())
-        return choose(request, arch_of(where), config, sm_count or where.sm_count)
+        return choose(request, arch_of(where), config, sm_count or where.sm_count, where.name)
     found = match(_version("capability", capability, "(9, 0), as torch.cuda.get_device_capability() returns"))
     return replace(choose(request, found.arch, config, sm_count), note=found.note)
 
 
-def choose(request: Request, arch: Arch, config: Config, sm_count: int | None = None) -> Explanation:
-    """The kernel that serves a checked request on ``arch``: the heuristic's, or the one ``config`` asks for.
+def choose(
+    request: Request, arch: Arch, config: Config, sm_count: int | None = None, device_name: str | None = None
+) -> Explanation:
+    """The kernel that serves a checked request on ``arch``: dispatch's choice, or the one ``config`` asks for.
 
-    ``sm_count`` is that of the device, None if there is none at hand.
+    ``sm_count`` and ``device_name`` are those of the device, None if there is none at hand.
 
     Raises:
         ConfigError: ``config`` is impossible.
+        TableError: a table that ``CUTLASS_W8A8_TABLES`` names cannot be used.
         UnsupportedError: no kernel serves it.
     """
-    problem = Problem(arch, request.m, request.n, request.k, request.operand, request.out, request.epilogue, sm_count)
-    chosen = parse_config(config) or select(problem)
+    chosen = parse_config(config) or select(
+        Problem(
+            arch,
+            request.m,
+            request.n,
+            request.k,
+            request.operand,
+            request.out,
+            request.epilogue,
+            sm_count,
+            device_name,
+        )
+    )
     spec = KernelSpec(arch, request.operand, request.out, request.epilogue, chosen)
     validate(spec, chosen)
     return Explanation(spec, chosen)

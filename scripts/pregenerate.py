@@ -34,7 +34,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cutlass_w8a8 import dispatch, emit, pipeline
-from cutlass_w8a8.arch import ARCHS, Arch, arch_named
+from cutlass_w8a8.arch import ARCHS, arch_named
 from cutlass_w8a8.cache.files import write_synced
 from cutlass_w8a8.cache.location import ROOT_VARIABLE
 from cutlass_w8a8.cli import silence_output
@@ -82,7 +82,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--out-dtype", choices=[*(d.value for d in OUTPUT_DTYPES), ALL], help="default: bf16", **several
     )
     parser.add_argument("--epilogue", help="such as scaled_token_channel; default: all", **several)
-    parser.add_argument("--config", help="a configuration; default: all in the arch's heuristic table", **several)
+    parser.add_argument(
+        "--config", help="a configuration; default: all that dispatch may choose on the arch", **several
+    )
     parser.add_argument("--plan", type=Path, metavar="FILE", help="a JSON list of specifications, instead of the above")
     parser.add_argument("--print-plan", action="store_true", help="print the set as such a list, and do nothing else")
     parser.add_argument("--out", type=Path, metavar="DIR", help="the cache directory to fill")
@@ -150,7 +152,7 @@ def product(options: argparse.Namespace) -> list[KernelSpec]:
                 # Zero points are a matter of int8: where types are not named, epilogues choose them.
                 epilogues = [epilogue for epilogue in epilogues if suits(epilogue, operand)]
             configs = (
-                table_configs(arch, operand)
+                list(dispatch.configs_of(arch, operand))
                 if wants_all(options.config)
                 else [KernelConfig.parse(name) for name in options.config]
             )
@@ -173,10 +175,6 @@ def suits(epilogue: EpilogueSpec, operand: DType) -> bool:
     except UnsupportedError:
         return False
     return True
-
-
-def table_configs(arch: Arch, operand: DType) -> list[KernelConfig]:
-    return list(dict.fromkeys(row.config.compiled for row in dispatch.rows_of(arch, operand)))
 
 
 def write_sources(specs: Iterable[KernelSpec], folder: Path) -> None:

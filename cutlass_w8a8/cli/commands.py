@@ -12,7 +12,7 @@ from cutlass_w8a8.arch import match as match_capability
 from cutlass_w8a8.cache.location import cache_root
 from cutlass_w8a8.cache.store import Entry, Store
 from cutlass_w8a8.cli.options import kernel
-from cutlass_w8a8.dispatch import rows_of
+from cutlass_w8a8.dispatch import configs_of
 from cutlass_w8a8.dtypes import OPERAND_DTYPES
 from cutlass_w8a8.errors import CacheError, UnsupportedError
 from cutlass_w8a8.evt import draw
@@ -92,8 +92,8 @@ def support(options: argparse.Namespace) -> int:
                 f"{head} {found.arch.name}, {mainloop.family.value}, CUDA {toolkit}" + (f" ({notes})" if notes else "")
             )
             if options.configs:
-                for row in rows_of(found.arch, operand):
-                    print(f"            {row.config.name}")
+                for config in configs_of(found.arch, operand):
+                    print(f"            {config.name}")
     return 0
 
 
