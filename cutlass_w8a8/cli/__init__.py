@@ -10,10 +10,11 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from cutlass_w8a8.cli import commands
 from cutlass_w8a8.cli.doctor import doctor
-from cutlass_w8a8.cli.options import add_kernel_options
+from cutlass_w8a8.cli.options import add_kernel_options, positive
 from cutlass_w8a8.errors import W8A8Error
 from cutlass_w8a8.version import VERSION
 
@@ -38,6 +39,10 @@ def _parser() -> argparse.ArgumentParser:
     build = verbs.add_parser("build", help="compile a kernel into the cache; needs no GPU")
     add_kernel_options(build)
     build.add_argument("--force", action="store_true", help="compile even if the kernel is cached")
+    build.add_argument(
+        "--plan", type=Path, metavar="FILE", help="compile the kernels listed there instead, as tune plan writes them"
+    )
+    build.add_argument("--jobs", type=positive, metavar="N", help="with --plan: kernels at a time; default: what fits")
     build.set_defaults(run=commands.build)
 
     listing = verbs.add_parser("list", help="what the cache holds")

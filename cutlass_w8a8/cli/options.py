@@ -168,6 +168,11 @@ def _extents(count: int) -> Callable[[str], tuple[int, ...]]:
     return read
 
 
+def positive(text: str) -> int:
+    """A whole number from 1 on, for argparse."""
+    return _reader(_extent)(text)
+
+
 def _one_of(enum: type[Schedule] | type[Scheduler]) -> str:
     return " or ".join(member.value for member in enum)
 
