@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
@@ -37,13 +38,17 @@ def choose(problem: Problem) -> KernelConfig | None:
         return None
     whole_k = problem.invariant and problem.operand is DType.E4M3
     usable = _usable(section, problem.arch, problem.operand, problem.out, problem.epilogue, whole_k)
-    extents = problem.m, problem.n, problem.k
-    near = _measured(section.measured.get((problem.n, problem.k), ()), problem.m)
-    fitting = [row for row in near if row.config in usable]
-    fitting = fitting or [row for row in usable.values() if row.fits(*extents)]
-    if not fitting:
-        return None
-    return min(fitting, key=lambda row: row.time(*extents, problem.sm_count)).config
+    row = pick(section, usable, problem.m, problem.n, problem.k, problem.sm_count)
+    return None if row is None else row.config
+
+
+def pick(
+    section: Section, usable: Mapping[KernelConfig, Row], m: int, n: int, k: int, sm_count: int | None
+) -> Row | None:
+    """Of ``usable``, rows of ``section`` by configuration, the one to serve an m x n x k problem; None if none fits."""
+    near = _measured(section.measured.get((n, k), ()), m)
+    fitting = [row for row in near if row.config in usable] or [row for row in usable.values() if row.fits(m, n, k)]
+    return min(fitting, key=lambda row: row.time(m, n, k, sm_count), default=None)
 
 
 def tables() -> tuple[Table, ...]:
