@@ -49,6 +49,8 @@ def read(path: Path) -> dict[DType, Times]:
     times: dict[DType, Times] = {operand: {} for operand in OPERANDS.values()}
     for entry in json.loads(path.read_text())["points"]:
         point = entry["point"]
+        if point.get("order", "alone") != "alone":
+            continue
         configs = {KernelConfig.parse(name).name: us for name, us in entry["microseconds"].items() if "x" in name}
         times[OPERANDS[point["dtype"]]][point["m"], point["n"], point["k"]] = configs
     return times

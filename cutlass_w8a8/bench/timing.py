@@ -3,37 +3,18 @@
 from __future__ import annotations
 
 import statistics
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
 import torch
 
+from cutlass_w8a8.bench import accuracy
 from cutlass_w8a8.bench.providers import DTYPES, Operands, Provider, make_operands
+from cutlass_w8a8.bench.results import Measurement
 from cutlass_w8a8.bench.shapes import Point
 
 WEIGHT_BYTES = 160 << 20
 MIN_CALLS = 16
 MIN_ROUNDS, MAX_ROUNDS = 5, 25
-
-
-@dataclass
-class Measurement:
-    """Times at one point.
-
-    Attributes:
-        microseconds: median time of a call, by provider.
-        spread: (largest - smallest) / median over the rounds, by provider.
-        errors: why a provider has no time.
-        rounds, calls: graph replays, and calls in a graph.
-    """
-
-    point: Point
-    microseconds: dict[str, float] = field(default_factory=dict)
-    spread: dict[str, float] = field(default_factory=dict)
-    errors: dict[str, str] = field(default_factory=dict)
-    rounds: int = 0
-    calls: int = 0
 
 
 def calls_per_graph(weights: int) -> int:
@@ -58,7 +39,13 @@ def capture(provider: Provider, operands: Operands, calls: int) -> torch.cuda.CU
 
 
 def measure(point: Point, providers: Sequence[Provider], budget_ms: float) -> Measurement:
-    """Median time of a call of each provider; about ``budget_ms`` of device time per provider."""
+    """Median time of a call of each provider, and whether its last call was right.
+
+    Args:
+        point: the problem; its order says what operands to make, and ``providers`` must be those of that order.
+        providers: what to measure; those that do not serve the point are left out.
+        budget_ms: about how much device time each may take, in milliseconds.
+    """
     result = Measurement(point)
     serving = [provider for provider in providers if provider.serves(point)]
     operands = {False: make_operands(point, DTYPES[point.dtype], WEIGHT_BYTES)}
@@ -87,6 +74,13 @@ def measure(point: Point, providers: Sequence[Provider], budget_ms: float) -> Me
     for name, values in times.items():
         result.microseconds[name] = statistics.median(values)
         result.spread[name] = (max(values) - min(values)) / result.microseconds[name]
+    for provider in serving:
+        if provider.name in graphs and provider.comparable:
+            graph, count = graphs[provider.name]
+            x = operands[provider.bf16]
+            x.poison()
+            graph.replay()
+            result.accuracy[provider.name] = accuracy.check(x, count - 1)
     return result
 
 
@@ -104,22 +98,3 @@ def replay_all(graphs: dict[str, tuple[torch.cuda.CUDAGraph, int]], first: int =
         end.record()
     torch.cuda.synchronize()
     return {name: start.elapsed_time(end) * 1000 / graphs[name][1] for name, (start, end) in events.items()}
-
-
-def host_times(calls: dict[str, Callable[[], object]], rounds: int = 9, repeats: int = 400) -> dict[str, float]:
-    """Median host microseconds to enqueue one call, the calls' rounds interleaved.
-
-    Rounds are short enough that the launch queue never fills and makes the host wait for the device.
-    """
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for round_ in range(rounds + 1):
-        for name, call in calls.items():
-            torch.cuda.synchronize()
-            start = time.perf_counter()
-            for _ in range(repeats):
-                call()
-            # The first round warms caches up.
-            if round_:
-                times[name].append((time.perf_counter() - start) / repeats * 1e6)
-    torch.cuda.synchronize()
-    return {name: statistics.median(values) for name, values in times.items()}

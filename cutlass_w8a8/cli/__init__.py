@@ -1,4 +1,4 @@
-"""The command line: show a kernel, build it, list the cache, and say what this machine lacks.
+"""The command line: show a kernel, build it, list the cache, say what this machine lacks, and measure.
 
 Exit status: 0 done, 1 one of this package's errors (its message is on standard error), 2 wrong usage.
 """
@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cutlass_w8a8.cli import commands
+from cutlass_w8a8.cli.bench import DESCRIPTION, add_bench_options, bench
 from cutlass_w8a8.cli.doctor import doctor
 from cutlass_w8a8.cli.options import add_kernel_options, positive
 from cutlass_w8a8.errors import W8A8Error
@@ -61,6 +62,12 @@ def _parser() -> argparse.ArgumentParser:
 
     check = verbs.add_parser("doctor", help="what was found on this machine, whether it suffices, and the remedy")
     check.set_defaults(run=doctor)
+
+    measure = verbs.add_parser(
+        "bench", help="how fast kernels are beside vLLM's and torch's; needs a GPU", description=DESCRIPTION
+    )
+    add_bench_options(measure)
+    measure.set_defaults(run=bench)
     return parser
 
 
