@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cutlass_w8a8.cli import commands
+from cutlass_w8a8.cli import tune as tuner
 from cutlass_w8a8.cli.bench import DESCRIPTION, add_bench_options, bench
 from cutlass_w8a8.cli.doctor import doctor
 from cutlass_w8a8.cli.options import add_kernel_options, positive
@@ -59,6 +60,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     support.add_argument("--configs", action="store_true", help="list the configurations that dispatch may choose")
     support.set_defaults(run=commands.support)
+
+    tuning = verbs.add_parser(
+        "tune",
+        help="find the fastest kernels for a GPU and its weight shapes",
+        description=tuner.DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    tuner.add_tune_options(tuning)
 
     check = verbs.add_parser("doctor", help="what was found on this machine, whether it suffices, and the remedy")
     check.set_defaults(run=doctor)

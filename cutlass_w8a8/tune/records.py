@@ -178,8 +178,9 @@ def _entries(path: Path) -> list[dict[str, Any]]:
     try:
         whole = json.loads(text)
         if isinstance(whole, dict) and "points" in whole:
-            return [{"machine": whole["machine"]}, *whole["points"]]
-    except (ValueError, KeyError):
+            conditions = whole.get("conditions", whole)
+            return [{"machine": conditions["machine"]}, *filter(_alone, whole["points"])]
+    except (ValueError, KeyError, TypeError, AttributeError):
         pass
     lines = text.splitlines()
     entries = []
@@ -194,6 +195,11 @@ def _entries(path: Path) -> list[dict[str, Any]]:
             if number < len(lines) or text.endswith("\n"):
                 raise TableError(f"{path}, line {number}: {error}; delete the line, and measure again") from error
     return entries
+
+
+def _alone(entry: Mapping[str, Any]) -> bool:
+    """Whether a point of a benchmark is a GEMM without overlap; what it measures otherwise are sequences of kernels."""
+    return bool(entry["point"].get("order", "alone") == "alone")
 
 
 class Log:
