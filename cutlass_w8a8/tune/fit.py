@@ -164,6 +164,9 @@ def _row(config: KernelConfig, times: Times, sm_count: int) -> Row | None:
     below = [m for m in all_m if m < min(near)]
     above = [m for m in all_m if m > max(near)]
     min_m, max_m = below[-1] + 1 if below else 0, above[0] - 1 if above else UNBOUNDED
+    # Where most of a cluster has no rows of M, a shape may favour it, but that does not hold for others.
+    extent, cluster = (config.tile[1], config.cluster[1]) if config.swap_ab else (config.tile[0], config.cluster[0])
+    min_m = max(min_m, extent * (cluster // 2) + 1) if cluster > 1 else min_m
     inside = {extents: us for extents, us in own.items() if min_m <= extents[0] <= max_m}
     fitted = fit_cost(config, inside, best, sm_count) or fit_cost(config, own, best, sm_count)
     if fitted is None:
