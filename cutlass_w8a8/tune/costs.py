@@ -18,7 +18,7 @@ STARTS = [(per_k, 0.9, per_wave, 2.0, 4.0) for per_k in (0.3, 1.0, 3.0) for per_
 MIN_POINTS = len(fields(Cost))
 # Relative error beyond which a point counts by its error rather than by its square: outliers do not steer the fit.
 _ROBUST = 0.05
-_ITERATIONS = 60
+_ITERATIONS = 30
 _STEP = 1e-4
 
 
