@@ -183,8 +183,9 @@ def _roofline(run: Run, kind: Kind, results: list[Measurement]) -> Figure:
     for label, rate, style in peaks:
         ax.axhline(rate, color="#d55e00", linestyle=style, linewidth=1.2, label=label)
     norm = LogNorm(min(batches), max(*batches, min(batches) + 1))
+    size = 28 if len(timed) <= 100 else 14
     points = ax.scatter(
-        intensity, rates, s=28, c=batches, cmap="viridis_r", norm=norm, edgecolors="black", linewidths=0.4, zorder=3
+        intensity, rates, s=size, c=batches, cmap="viridis_r", norm=norm, edgecolors="black", linewidths=0.4, zorder=3
     )
     ax.set(xscale="log", yscale="log", xlim=(low, high), ylim=(min(rates) / 2, 1.6 * top))
     ax.set_xlabel("operations for each byte that must be moved")
@@ -254,6 +255,8 @@ def _time(run: Run, kind: Kind, results: list[Measurement]) -> Figure:
 
 
 def _draw_times(ax: Axes, results: list[Measurement], names: list[str]) -> None:
+    from matplotlib.ticker import LogLocator, NullFormatter
+
     dense = len(results) > 20
     for name in names:
         timed = [(r.point.m, r.microseconds[name]) for r in results if name in r.microseconds]
@@ -269,6 +272,8 @@ def _draw_times(ax: Axes, results: list[Measurement], names: list[str]) -> None:
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
     ax.xaxis.set_major_formatter(lambda value, _: f"{value:.0f}")
+    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    ax.yaxis.set_minor_formatter(NullFormatter())
     ax.grid(which="major", color="#e4e4e4", linewidth=0.6)
     ax.set_axisbelow(True)

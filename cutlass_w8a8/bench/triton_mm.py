@@ -17,7 +17,7 @@ _TILES = (
 )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["m"])  # else M = 1 and multiples of 16 are compiled anew
 def _scaled_mm(
     a, b, out, scale_a, scale_b, m, n, k, stride_a, stride_b, stride_out,
     tile_m: tl.constexpr, tile_n: tl.constexpr, tile_k: tl.constexpr, group: tl.constexpr,

@@ -1,6 +1,7 @@
 """The command line: show a kernel, build it, list the cache, say what this machine lacks, and measure.
 
-Exit status: 0 done, 1 one of this package's errors (its message is on standard error), 2 wrong usage.
+Exit status: 0 done, 1 one of this package's errors (its message is on standard error) or a wrong result that ``bench``
+met, 2 wrong usage.
 """
 
 from __future__ import annotations

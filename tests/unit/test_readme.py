@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import doctest
 import json
 import re
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from cutlass_w8a8 import cli
+from cutlass_w8a8.cli.bench import add_bench_options
 from cutlass_w8a8.request import MAX_K_INT8, MAX_K_INT8_AZP
 from scripts import pregenerate, regenerate
 
@@ -41,9 +43,13 @@ def commands(program: str) -> list[list[str]]:
 
 def test_commands_are_understood(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     shown = commands("cutlass-w8a8")
-    assert [command[1] for command in shown] == ["show", "show", "support", "support"]
-    for command in shown[2:] + shown[:2]:
+    assert [command[1] for command in shown] == ["show"] * 2 + ["support"] * 2 + ["bench"] * 4
+    for command in shown[2:4] + shown[:2]:
         assert cli.main(command[1:]) == 0
+    for command in shown[4:]:
+        options = argparse.ArgumentParser()
+        add_bench_options(options)
+        options.parse_args(command[2:])
     drawn = capsys.readouterr().out.split("#endif\n")[-1].strip()
     assert "\n".join(line.removeprefix("    ") for line in TEXT.splitlines()).count(drawn) == 1
 
