@@ -9,14 +9,15 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
-
-from rich.console import Console
-from rich.table import Table
+from typing import TYPE_CHECKING
 
 from cutlass_w8a8 import dispatch, pipeline
 from cutlass_w8a8.errors import ArgumentError, W8A8Error
 from cutlass_w8a8.runtime.abi import Library
 from cutlass_w8a8.spec import KernelSpec
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 # nvcc takes 3.5 GB for a Hopper kernel.
 GB_PER_JOB = 4
@@ -133,6 +134,8 @@ def count(kernels: Sequence[object]) -> str:
 
 def report(outcomes: Sequence[Outcome], console: Console) -> None:
     """Print a table of all outcomes, then the errors in full."""
+    from rich.table import Table
+
     table = Table(box=None, pad_edge=False)
     table.add_column("kernel", overflow="fold")
     for heading in ("seconds", "registers", "spilled bytes", "shared memory", "library KB"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import os
 from dataclasses import replace
@@ -13,13 +14,14 @@ import pytest
 
 from cutlass_w8a8.arch import ARCHS
 from cutlass_w8a8.config import KernelConfig
-from cutlass_w8a8.dispatch import configs_of, select, tuned
+from cutlass_w8a8.dispatch import configs_of, select, tuned, validate
 from cutlass_w8a8.dispatch.table import Corrected, Cost, Row, blocks
 from cutlass_w8a8.dispatch.tables import SCHEMA, read_table, write_text
 from cutlass_w8a8.dtypes import DType
 from cutlass_w8a8.errors import TableError
 from cutlass_w8a8.evt.epilogues import EpilogueSpec
 from cutlass_w8a8.problem import Problem
+from cutlass_w8a8.spec import KernelSpec
 
 SMALL, MIDDLE, LARGE = "64x16x128_1x1_ws_swap", "64x64x128_1x1_ws_swap", "128x128x128_2x1_pingpong"
 DEVICE = "NVIDIA Test"
@@ -281,3 +283,37 @@ def test_swizzled_strips_are_filled_up() -> None:
     # Strips get narrower where the shorter side has few tiles.
     assert blocks(config, 4096, 512) == 32 * 4 and blocks(config, 4096, 384) == 32 * 4
     assert blocks(config, 512, 128) == 4 and blocks(config, 128, 256) == 4 * 2
+
+
+def test_shipped_tables_are_sound() -> None:
+    shipped = tuned.tables()
+    assert {table.device for table in shipped} == {"NVIDIA H200"}
+    for table in shipped:
+        for (operand, overlap), section in table.sections.items():
+            for (n, k), intervals in section.measured.items():
+                problem = Problem(
+                    table.arch,
+                    intervals[0].first,
+                    n,
+                    k,
+                    operand,
+                    DType.BF16,
+                    EpilogueSpec.of(),
+                    table.sm_count,
+                    table.device,
+                    overlap,
+                )
+                assert select(problem) == intervals[0].row.config
+
+
+def test_shipped_tables_serve_every_problem() -> None:
+    for table in tuned.tables():
+        for operand, overlap in table.sections:
+            for out, m, n, k in itertools.product(
+                (DType.BF16, DType.FP32), (1, 16, 17, 100, 1000, 20_000), (8, 1280, 4096), (16, 4096)
+            ):
+                problem = Problem(
+                    table.arch, m, n, k, operand, out, EpilogueSpec.of(), table.sm_count, table.device, overlap
+                )
+                config = select(problem)
+                validate(KernelSpec(table.arch, operand, out, EpilogueSpec.of(), config), config)
