@@ -192,7 +192,7 @@ def measure_step(options: argparse.Namespace) -> int:
     """Time the plan's kernels; status 1 if time ran out before all points were done.
 
     Raises:
-        ArgumentError: there is no plan.
+        ArgumentError: there is no plan, or it is another arch's.
         TableError: the file of times is another device's.
         UnsupportedError: there is no GPU, or it runs no kernels.
     """
@@ -205,9 +205,16 @@ def measure_step(options: argparse.Namespace) -> int:
         os.environ[JIT_VARIABLE] = "off"
     from cutlass_w8a8.tune import measure
 
-    log = records.Log(options.dir / TIMES, measure.facts(options.commit))
+    facts = measure.facts(options.commit)
+    serving = [spec for spec in specs if spec.arch is records.Machine.of(facts).arch]
+    if not serving:
+        raise ArgumentError(
+            f"{options.dir / PLAN} lists kernels of {specs[0].arch.name}, and this GPU runs those of "
+            f"{records.Machine.of(facts).arch.name}; plan with --arch {records.Machine.of(facts).arch.name}"
+        )
+    log = records.Log(options.dir / TIMES, facts)
     plans = measure.Plan(
-        kernels=_by_operand(specs),
+        kernels=_by_operand(serving),
         points=_points(options, options.dtypes),
         overlaps=options.overlaps,
         budget_ms=options.budget,

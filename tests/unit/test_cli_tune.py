@@ -68,6 +68,13 @@ def test_missing_files_are_errors(tmp_path: Path, capsys: Capture) -> None:
         assert f"{tmp_path / name} cannot be read" in capsys.readouterr().err
 
 
+def test_a_plan_of_another_arch_is_refused(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "facts", lambda commit: FACTS | {"capability": "8.9"})
+    assert main(["tune", "plan", "--dir", str(tmp_path), *SMALL.split(), "--dtypes", "int8"]) == 0
+    assert main(["tune", "measure", "--dir", str(tmp_path)]) == 1
+    assert "lists kernels of sm90, and this GPU runs those of sm89; plan with --arch sm89" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "words",
     [
