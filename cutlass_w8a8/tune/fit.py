@@ -140,7 +140,10 @@ def _compiled(config: KernelConfig) -> KernelConfig:
 
 
 def _variants(points: Iterable[Mapping[KernelConfig, float]], kernels: Collection[KernelConfig]) -> list[KernelConfig]:
-    """The launch-time choices of ``kernels`` that are worth a row, in the order of kernels, defaults first."""
+    """The launch-time choices of ``kernels`` that are worth a row, in the order of kernels, defaults first.
+
+    A kernel that is nowhere the fastest has its defaults: it is there for calls that do without the faster ones.
+    """
     found: dict[KernelConfig, set[KernelConfig]] = {kernel: set() for kernel in kernels}
     for configs in points:
         known = {config: us for config, us in configs.items() if config.compiled in found}
@@ -150,7 +153,11 @@ def _variants(points: Iterable[Mapping[KernelConfig, float]], kernels: Collectio
         default = known.get(winner.compiled)
         gained = default is None or known[winner] < default * (1 - VARIANT_GAIN)
         found[winner.compiled].add(winner if gained else winner.compiled)
-    return [config for configs in found.values() for config in sorted(configs, key=lambda c: (c != c.compiled, c.name))]
+    return [
+        config
+        for kernel, configs in found.items()
+        for config in sorted(configs or {kernel}, key=lambda c: (c != c.compiled, c.name))
+    ]
 
 
 def _row(config: KernelConfig, times: Times, sm_count: int) -> Row | None:

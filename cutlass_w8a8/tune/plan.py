@@ -90,12 +90,20 @@ def model_of(arch: Arch, operand: DType, sm_count: int | None = None, tb_per_s: 
 def near_best(
     model: Model, configs: Sequence[KernelConfig], points: Sequence[Extents], keep: float = KEEP
 ) -> dict[Extents, dict[KernelConfig, float]]:
-    """For each point the candidates whose modelled time is within ``keep`` times the best, as multiples of that."""
-    found = {}
+    """For each point the candidates whose modelled time is within ``keep`` times the best, as multiples of that.
+
+    A candidate is held against those with as many slices of k or fewer: what slicing gains is the part of the model
+    that no measurement stands behind, and must not rule out the kernels that one does.
+    """
+    found: dict[Extents, dict[KernelConfig, float]] = {}
+    counts = sorted({slices(config) for config in configs})
     for point in points:
         times = {config: model(config, *point) for config in configs}
-        best = min(times.values(), default=0.0)
-        found[point] = {config: time / best for config, time in times.items() if time <= keep * best}
+        best: dict[int, float] = {}
+        for count in counts:
+            best[count] = min(time for config, time in times.items() if slices(config) <= count)
+        ratios = {config: time / best[slices(config)] for config, time in times.items()}
+        found[point] = {config: ratio for config, ratio in ratios.items() if ratio <= keep}
     return found
 
 

@@ -238,6 +238,8 @@ def test_fp8_is_covered_without_kernels_that_divide_k() -> None:
     both = Measurements(machine, {(DType.E4M3, "none"): times, (DType.INT8, "none"): times})
     assert fit.choose_kernels(both, DType.INT8, 0.02) == [split.compiled]
     assert fit.choose_kernels(both, DType.E4M3, 0.02) == [split.compiled, C]
+    rows = {key[0]: [row.config for row in section.rows] for key, section in fit.fit_table(both).sections.items()}
+    assert rows == {DType.E4M3: [split, C], DType.INT8: [split]}
 
 
 def test_launch_time_choices_must_be_worth_a_row() -> None:
@@ -318,6 +320,13 @@ def test_pruning_keeps_the_known_winners(
         assert winner.compiled in near[point], (point, winner.name)
     # It does rule out: at a point, most candidates.
     assert sum(map(len, near.values())) < 0.45 * len(everything) * len(near)
+
+
+def test_slices_do_not_rule_out_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = {A: 1, B: 1, C: 4}
+    monkeypatch.setattr(plan, "slices", counts.__getitem__)
+    near = plan.near_best(lambda config, m, n, k: {A: 10.0, B: 20.0, C: 2.0}[config], [A, B, C], [(1, 8, 16)])
+    assert near[1, 8, 16] == {A: 1.0, C: 1.0}
 
 
 def test_model_knows_what_it_must() -> None:
