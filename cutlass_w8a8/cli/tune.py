@@ -15,7 +15,7 @@ from cutlass_w8a8.bench import shapes
 from cutlass_w8a8.cache.files import write_synced
 from cutlass_w8a8.cli.bench import dtype_names, model_names, numbers, weight_shapes
 from cutlass_w8a8.cli.commands import compile_plan
-from cutlass_w8a8.cli.options import positive
+from cutlass_w8a8.cli.options import factor, positive, share
 from cutlass_w8a8.config import KernelConfig
 from cutlass_w8a8.dispatch import configs_of
 from cutlass_w8a8.dispatch.tables import write_text
@@ -98,7 +98,7 @@ def _add_shapes(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--dtypes", type=dtype_names, metavar="NAME,...", help="fp8, int8")
     what.add_argument(
         "--keep",
-        type=_factor,
+        type=factor,
         metavar="X",
         help=f"pass over what the model says takes X times the best; default: {plan.KEEP}",
     )
@@ -109,7 +109,7 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--arch", choices=list(ARCHS), help="default: sm90")
     how.add_argument("--sm-count", type=positive, metavar="N", help="multiprocessors; default: a typical device's")
     how.add_argument(
-        "--bandwidth", type=_factor, metavar="TB/S", help="memory bandwidth on sm90; default: an H200's 4.8"
+        "--bandwidth", type=factor, metavar="TB/S", help="memory bandwidth on sm90; default: an H200's 4.8"
     )
     how.add_argument("--max-kernels", type=positive, metavar="N", help="for each type; default: 100")
 
@@ -127,8 +127,8 @@ def _add_measure(parser: argparse.ArgumentParser) -> None:
         help="how calls overlap with the kernel before: none; launch, by dependent launch; weights, loaded before the "
         "wait; default: none",
     )
-    how.add_argument("--budget", type=_factor, metavar="MS", help="device time a finalist; default: 25")
-    how.add_argument("--minutes", type=_factor, metavar="N", help="stop before a point that would begin later")
+    how.add_argument("--budget", type=factor, metavar="MS", help="device time a finalist; default: 25")
+    how.add_argument("--minutes", type=factor, metavar="N", help="stop before a point that would begin later")
     how.add_argument(
         "--no-compile",
         action="store_true",
@@ -140,7 +140,7 @@ def _add_measure(parser: argparse.ArgumentParser) -> None:
 
 def _add_fit(parser: argparse.ArgumentParser) -> None:
     how = parser.add_argument_group("the table")
-    how.add_argument("--within", type=_share, metavar="SHARE", help="lost at a point at most; default: 0.02")
+    how.add_argument("--within", type=share, metavar="SHARE", help="lost at a point at most; default: 0.02")
     how.add_argument("--points", action="store_true", default=argparse.SUPPRESS, help="list the loss at every point")
     how.add_argument("--out", type=Path, metavar="FILE", help=f"the table; default: {TABLE} in --dir")
 
@@ -282,24 +282,3 @@ def _overlaps(text: str) -> list[str]:
     if unknown := [name for name in chosen if name not in OVERLAPS]:
         raise argparse.ArgumentTypeError(f"{', '.join(unknown)} not among {', '.join(OVERLAPS)}")
     return chosen
-
-
-def _factor(text: str) -> float:
-    value = _number(text)
-    if not 0 < value < 1e6:
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
-    return value
-
-
-def _share(text: str) -> float:
-    value = _number(text)
-    if not 0 <= value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a share from 0 to less than 1, such as 0.02")
-    return value
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
