@@ -17,6 +17,10 @@ class ConfigError(W8A8Error, ValueError):
     """A kernel configuration is impossible for its arch, types or epilogue; raised before nvcc runs."""
 
 
+class TableError(W8A8Error, ValueError):
+    """A tuned table, or a file of measurements for one, cannot be read or holds what is impossible."""
+
+
 class UnsupportedError(W8A8Error, NotImplementedError):
     """No kernel family serves this combination of device and types."""
 

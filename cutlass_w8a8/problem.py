@@ -25,6 +25,9 @@ class Overlap(str, Enum):
     WEIGHTS = "weights"
 
 
+OVERLAPS = tuple(overlap.value for overlap in Overlap)
+
+
 @dataclass(frozen=True)
 class Problem:
     """D[m, n] = epilogue(A[m, k] @ B[k, n]) on one architecture.
@@ -36,7 +39,7 @@ class Problem:
         out: element type of D.
         epilogue: the formula.
         sm_count: multiprocessors of the device; None if it is not known.
-        device: the device's name; None if it is not known.
+        device: the device's name, as the driver gives it, such as ``NVIDIA H200``; None if it is not known.
         overlap: how the kernel may overlap with the one before it.
         batch_invariant: whether the bits of a row must not depend on ``m``.
     """

@@ -187,6 +187,7 @@ def choose(
 
     Raises:
         ConfigError: ``config`` is impossible.
+        TableError: a table that ``CUTLASS_W8A8_TABLES`` names cannot be used.
         UnsupportedError: no kernel serves it.
     """
     problem = Problem(

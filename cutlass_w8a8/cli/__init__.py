@@ -11,11 +11,13 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from cutlass_w8a8.cli import commands
+from cutlass_w8a8.cli import tune as tuner
 from cutlass_w8a8.cli.bench import DESCRIPTION, add_bench_options, bench
 from cutlass_w8a8.cli.doctor import doctor
-from cutlass_w8a8.cli.options import add_kernel_options
+from cutlass_w8a8.cli.options import add_kernel_options, positive
 from cutlass_w8a8.errors import W8A8Error
 from cutlass_w8a8.version import VERSION
 
@@ -40,6 +42,10 @@ def _parser() -> argparse.ArgumentParser:
     build = verbs.add_parser("build", help="compile a kernel into the cache; needs no GPU")
     add_kernel_options(build)
     build.add_argument("--force", action="store_true", help="compile even if the kernel is cached")
+    build.add_argument(
+        "--plan", type=Path, metavar="FILE", help="compile the kernels listed there instead, as tune plan writes them"
+    )
+    build.add_argument("--jobs", type=positive, metavar="N", help="with --plan: kernels at a time; default: what fits")
     build.set_defaults(run=commands.build)
 
     listing = verbs.add_parser("list", help="what the cache holds")
@@ -55,6 +61,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     support.add_argument("--configs", action="store_true", help="list the configurations that dispatch may choose")
     support.set_defaults(run=commands.support)
+
+    tuning = verbs.add_parser(
+        "tune",
+        help="find the fastest kernels for a GPU and its weight shapes",
+        description=tuner.DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    tuner.add_tune_options(tuning)
 
     check = verbs.add_parser("doctor", help="what was found on this machine, whether it suffices, and the remedy")
     check.set_defaults(run=doctor)

@@ -27,13 +27,11 @@ def add_bench_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that `bench` reads."""
     what = parser.add_argument_group("what to measure")
     shape = what.add_mutually_exclusive_group()
-    shape.add_argument("--model", type=_names(shapes.MODELS), metavar="NAME,...", help=f"of {', '.join(shapes.MODELS)}")
-    shape.add_argument("--weights", type=_weights, metavar="NxK,...", help="weight shapes instead of the eight")
-    what.add_argument("--tp", type=_numbers, metavar="N,...", help="with --model: tensor-parallel ranks; default: 1")
-    what.add_argument("--m", type=_numbers, metavar="M,...", help=f"default: {','.join(map(str, shapes.BATCHES))}")
-    what.add_argument(
-        "--dtypes", type=_names(shapes.DTYPES), default=list(shapes.DTYPES), metavar="NAME,...", help="fp8, int8"
-    )
+    shape.add_argument("--model", type=model_names, metavar="NAME,...", help=f"of {', '.join(shapes.MODELS)}")
+    shape.add_argument("--weights", type=weight_shapes, metavar="NxK,...", help="weight shapes instead of the eight")
+    what.add_argument("--tp", type=numbers, metavar="N,...", help="with --model: tensor-parallel ranks; default: 1")
+    what.add_argument("--m", type=numbers, metavar="M,...", help=f"default: {','.join(map(str, shapes.BATCHES))}")
+    what.add_argument("--dtypes", type=dtype_names, default=list(shapes.DTYPES), metavar="NAME,...", help="fp8, int8")
     what.add_argument(
         "--orders",
         type=_names(shapes.ORDERS),
@@ -184,14 +182,26 @@ def _names(known: Iterable[str]) -> Callable[[str], list[str]]:
     return read
 
 
-def _numbers(text: str) -> list[int]:
+def model_names(text: str) -> list[str]:
+    """Names of models joined by commas, for argparse."""
+    return _names(shapes.MODELS)(text)
+
+
+def dtype_names(text: str) -> list[str]:
+    """Names of operand types joined by commas, for argparse."""
+    return _names(shapes.DTYPES)(text)
+
+
+def numbers(text: str) -> list[int]:
+    """Positive numbers joined by commas, for argparse."""
     parts = text.split(",")
     if not all(part.isdecimal() and int(part) for part in parts):
         raise argparse.ArgumentTypeError(f"{text!r} is not positive numbers joined by commas")
     return [int(part) for part in parts]
 
 
-def _weights(text: str) -> list[tuple[int, int]]:
+def weight_shapes(text: str) -> list[tuple[int, int]]:
+    """Weights' N x K joined by commas, for argparse."""
     found = []
     for part in text.split(","):
         n, x, k = part.partition("x")

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
+from pathlib import Path
 
-from cutlass_w8a8 import emit, pipeline
+from cutlass_w8a8 import batch, emit, pipeline
 from cutlass_w8a8.arch import ARCHS, Capability, spell
 from cutlass_w8a8.arch import match as match_capability
 from cutlass_w8a8.cache.location import cache_root
 from cutlass_w8a8.cache.store import Entry, Store
 from cutlass_w8a8.cli.options import kernel
-from cutlass_w8a8.dispatch import rows_of
+from cutlass_w8a8.dispatch import configs_of
 from cutlass_w8a8.dtypes import OPERAND_DTYPES
 from cutlass_w8a8.errors import ArgumentError, CacheError, UnsupportedError
 from cutlass_w8a8.evt import draw
 from cutlass_w8a8.runtime.abi import Library
 from cutlass_w8a8.spec import QuantSpec
+from cutlass_w8a8.toolchain.progress import QUIET_VARIABLE
 
 
 def show(options: argparse.Namespace) -> int:
@@ -43,7 +46,9 @@ def show(options: argparse.Namespace) -> int:
 
 
 def build(options: argparse.Namespace) -> int:
-    """Compile a kernel into the cache, and print where it is and what it uses."""
+    """Compile a kernel into the cache, and print where it is and what it uses; or all kernels of a plan."""
+    if options.plan is not None:
+        return compile_plan(options.plan, options.jobs)
     spec = kernel(options)
     entry = pipeline.build(spec, force=options.force, explicit=True)
     try:
@@ -72,6 +77,23 @@ def build(options: argparse.Namespace) -> int:
     return 0
 
 
+def compile_plan(plan: Path, jobs: int | None) -> int:
+    """Compile what ``plan`` lists, ``jobs`` at a time (None: as many as cores and memory allow), and print a report.
+
+    Raises:
+        ArgumentError: the plan cannot be read, or lists no kernels or impossible ones.
+    """
+    from rich.console import Console
+
+    specs = batch.checked(batch.read_plan(plan))
+    os.environ.setdefault(QUIET_VARIABLE, "1")
+    # A pipe has no width: lines as long as they need to be rather than folded names.
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 250)
+    outcomes = batch.build_all(specs, jobs or batch.default_jobs(), console)
+    batch.report(outcomes, console)
+    return 1 if any(outcome.error for outcome in outcomes) else 0
+
+
 def capability(text: str) -> Capability:
     """A compute capability written as ``8.9``."""
     match = re.fullmatch(r"(\d{1,3})\.(\d{1,2})", text)
@@ -97,8 +119,8 @@ def support(options: argparse.Namespace) -> int:
                 f"{head} {found.arch.name}, {mainloop.family.value}, CUDA {toolkit}" + (f" ({notes})" if notes else "")
             )
             if options.configs:
-                for row in rows_of(found.arch, operand):
-                    print(f"            {row.config.name}")
+                for config in configs_of(found.arch, operand):
+                    print(f"            {config.name}")
     return 0
 
 

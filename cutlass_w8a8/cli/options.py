@@ -188,6 +188,34 @@ def _extents(count: int) -> Callable[[str], tuple[int, ...]]:
     return read
 
 
+def positive(text: str) -> int:
+    """A whole number from 1 on, for argparse."""
+    return _reader(_extent)(text)
+
+
+def factor(text: str) -> float:
+    """A number above 0, for argparse."""
+    value = _number(text)
+    if not 0 < value < 1e6:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return value
+
+
+def share(text: str) -> float:
+    """A number from 0 to less than 1, for argparse."""
+    value = _number(text)
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a share from 0 to less than 1, such as 0.02")
+    return value
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+
+
 def _one_of(enum: type[Schedule] | type[Scheduler]) -> str:
     return " or ".join(member.value for member in enum)
 

@@ -2,11 +2,12 @@
 
 from cutlass_w8a8.dispatch.quantize import QUANT_SYMBOLS, QuantLaunch, quant_launch
 from cutlass_w8a8.dispatch.rules import problems, schedules, smem_bytes, validate
-from cutlass_w8a8.dispatch.select import rows_of, select
+from cutlass_w8a8.dispatch.select import configs_of, rows_of, select
 
 __all__ = [
     "QUANT_SYMBOLS",
     "QuantLaunch",
+    "configs_of",
     "problems",
     "quant_launch",
     "rows_of",

@@ -1,10 +1,10 @@
-"""Selection: a problem to its configuration, by the tables of its arch."""
+"""Selection: a problem to its configuration, by its device's tuned table or else by the table of its arch."""
 
 from __future__ import annotations
 
 from cutlass_w8a8.arch import ARCHS, Arch
 from cutlass_w8a8.config import KernelConfig
-from cutlass_w8a8.dispatch import blackwell, geforce, hopper, multistage
+from cutlass_w8a8.dispatch import blackwell, geforce, hopper, multistage, tuned
 from cutlass_w8a8.dispatch.table import Row, Tables
 from cutlass_w8a8.dtypes import DType
 from cutlass_w8a8.errors import UnsupportedError
@@ -30,14 +30,32 @@ def rows_of(arch: Arch, operand: DType) -> tuple[Row, ...]:
     return TABLES[arch.name][operand]
 
 
-def select(problem: Problem) -> KernelConfig:
-    """The configuration of the row that fits ``problem`` and is expected to take least.
+def configs_of(arch: Arch, operand: DType) -> tuple[KernelConfig, ...]:
+    """The kernels that dispatch may choose, launch-time choices apart: those of the arch's rows and of tuned tables.
 
     Raises:
+        TableError: a table that ``CUTLASS_W8A8_TABLES`` names cannot be used.
+        UnsupportedError: the arch does not multiply this type.
+    """
+    found = [row.config.compiled for row in rows_of(arch, operand)]
+    for table in tuned.tables():
+        for (served, _), section in table.sections.items():
+            if table.arch is arch and served is operand:
+                found += [row.config.compiled for row in section.rows]
+    return tuple(dict.fromkeys(found))
+
+
+def select(problem: Problem) -> KernelConfig:
+    """The configuration that is expected to take least: by a tuned table, else by the rows of the arch that fit.
+
+    Raises:
+        TableError: a table that ``CUTLASS_W8A8_TABLES`` names cannot be used.
         UnsupportedError: the arch does not multiply the operand type, or no row fits.
     """
     extents = problem.m, problem.n, problem.k
     rows = rows_of(problem.arch, problem.operand)
+    if (measured := tuned.choose(problem)) is not None:
+        return measured
     whole = problem.needs_whole_k
     fitting = [row for row in rows if row.fits(*extents) and not (whole and row.config.divides_k)]
     if not fitting:

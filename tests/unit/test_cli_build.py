@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cutlass_w8a8 import pipeline
+from cutlass_w8a8 import batch, pipeline
 from cutlass_w8a8.arch import SM80, SM90
 from cutlass_w8a8.cli import commands, main
 from cutlass_w8a8.config import KernelConfig
@@ -112,3 +112,29 @@ def test_list_shows_each_kernel(tools: Any, capsys: Capture) -> None:
         re.search(r"nvcc 13\.0\.7, CUTLASS 4\.2\.0 +\d+ KB +20\d\d-\d\d-\d\d \d\d:\d\d", line) for line in lines[1:3]
     )
     assert lines[3].startswith("2 kernels, ") and lines[3].endswith(os.environ["CUTLASS_W8A8_CACHE_DIR"])
+
+
+def test_build_compiles_a_plan(tools: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    specs = [
+        KernelSpec(SM90, DType.E4M3, DType.BF16, EpilogueSpec.of(), KernelConfig.parse(name))
+        for name in ("128x128x128_pingpong", "64x32x128_pingpong_swap")
+    ]
+    path = tmp_path / "plan.jsonl"
+    path.write_text("".join(f"{spec.to_json()}\n" for spec in [*specs, specs[0]]))
+    built: list[KernelSpec] = []
+
+    def build_all(chosen: list[KernelSpec], jobs: int, console: object) -> list[batch.Outcome]:
+        assert jobs == 3
+        built.extend(chosen)
+        return [batch.Outcome(spec, error="" if len(chosen) > 1 else "no room") for spec in chosen]
+
+    monkeypatch.setattr(batch, "build_all", build_all)
+    assert main(["build", "--plan", str(path), "--jobs", "3"]) == 0
+    assert built == specs
+    assert all(spec.name in capsys.readouterr().out for spec in specs[:1])
+    path.write_text(specs[0].to_json())
+    assert main(["build", "--plan", str(path), "--jobs", "3"]) == 1
+    assert "no room" in capsys.readouterr().out
+    path.write_text("\n")
+    assert main(["build", "--plan", str(path)]) == 1
+    assert f"plan {path} cannot be read" in capsys.readouterr().err

@@ -15,6 +15,7 @@ import pytest
 
 from cutlass_w8a8 import cli
 from cutlass_w8a8.cli.bench import add_bench_options
+from cutlass_w8a8.cli.tune import add_tune_options
 from cutlass_w8a8.request import MAX_K_INT8, MAX_K_INT8_AZP
 from scripts import pregenerate, regenerate
 
@@ -43,13 +44,16 @@ def commands(program: str) -> list[list[str]]:
 
 def test_commands_are_understood(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     shown = commands("cutlass-w8a8")
-    assert [command[1] for command in shown] == ["show"] * 2 + ["support"] * 2 + ["bench"] * 4
-    for command in shown[2:4] + shown[:2]:
+    told = {verb: [command for command in shown if command[1] == verb] for verb in ("show", "support", "tune", "bench")}
+    assert {verb: len(words) for verb, words in told.items()} == {"show": 2, "support": 2, "tune": 5, "bench": 4}
+    assert sum(map(len, told.values())) == len(shown)
+    for command in told["support"] + told["show"]:
         assert cli.main(command[1:]) == 0
-    for command in shown[4:]:
-        options = argparse.ArgumentParser()
-        add_bench_options(options)
-        options.parse_args(command[2:])
+    for verb, add in (("tune", add_tune_options), ("bench", add_bench_options)):
+        for command in told[verb]:
+            options = argparse.ArgumentParser()
+            add(options)
+            options.parse_args(command[2:])
     drawn = capsys.readouterr().out.split("#endif\n")[-1].strip()
     assert "\n".join(line.removeprefix("    ") for line in TEXT.splitlines()).count(drawn) == 1
 

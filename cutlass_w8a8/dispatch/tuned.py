@@ -1,0 +1,121 @@
+"""Selection by tuned tables: what was measured on the very device, where it was, and costs fitted to that elsewhere."""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+from cutlass_w8a8.arch import Arch
+from cutlass_w8a8.config import KernelConfig
+from cutlass_w8a8.dispatch.rules import problems
+from cutlass_w8a8.dispatch.table import Row
+from cutlass_w8a8.dispatch.tables import Interval, Section, Table, read_table
+from cutlass_w8a8.dtypes import DType
+from cutlass_w8a8.errors import TableError
+from cutlass_w8a8.evt.epilogues import EpilogueSpec
+from cutlass_w8a8.paths import user_path
+from cutlass_w8a8.problem import OVERLAPS, Problem
+from cutlass_w8a8.spec import KernelSpec
+
+TABLES_VARIABLE = "CUTLASS_W8A8_TABLES"
+SHIPPED = Path(__file__).resolve().parents[1] / "tables"
+
+
+def choose(problem: Problem) -> KernelConfig | None:
+    """The configuration that a tuned table gives for ``problem``; None if there is no table, or it has nothing fitting.
+
+    A weight shape that was measured gets, within the measured M, what was fastest; between two of these M, that of
+    their two configurations which is expected to take less. Everything else gets what is expected to take least.
+
+    Raises:
+        TableError: a table that ``CUTLASS_W8A8_TABLES`` names cannot be used.
+    """
+    section = _section(problem)
+    if section is None:
+        return None
+    whole_k = problem.needs_whole_k
+    usable = _usable(section, problem.arch, problem.operand, problem.out, problem.epilogue, whole_k)
+    row = pick(section, usable, problem.m, problem.n, problem.k, problem.sm_count)
+    return None if row is None else row.config
+
+
+def pick(
+    section: Section, usable: Mapping[KernelConfig, Row], m: int, n: int, k: int, sm_count: int | None
+) -> Row | None:
+    """Of ``usable``, rows of ``section`` by configuration, the one to serve an m x n x k problem; None if none fits."""
+    near = _measured(section.measured.get((n, k), ()), m)
+    fitting = [row for row in near if row.config in usable] or [row for row in usable.values() if row.fits(m, n, k)]
+    return min(fitting, key=lambda row: row.time(m, n, k, sm_count), default=None)
+
+
+def tables() -> tuple[Table, ...]:
+    """All tables, those that come first winning: the user's in the order they are named, then the shipped ones.
+
+    Files are read when first asked for, and again when ``CUTLASS_W8A8_TABLES`` changes.
+
+    Raises:
+        TableError: a table that the variable names cannot be used.
+        ArgumentError: the variable names a home that does not exist.
+    """
+    return _tables(os.environ.get(TABLES_VARIABLE, ""))
+
+
+@cache
+def _tables(variable: str) -> tuple[Table, ...]:
+    paths = [path for text in variable.split(os.pathsep) if text for path in _files(text)]
+    return tuple(read_table(path) for path in [*paths, *sorted(SHIPPED.glob("*.json"))])
+
+
+def _files(text: str) -> list[Path]:
+    path = user_path(TABLES_VARIABLE, text)
+    if path.is_dir():
+        return sorted(path.glob("*.json"))
+    if not path.is_file():
+        raise TableError(
+            f"{TABLES_VARIABLE}: {path} is neither a file nor a folder; name tuned tables, or folders of them, "
+            f"separated by {os.pathsep!r}, or unset it"
+        )
+    return [path]
+
+
+def _section(problem: Problem) -> Section | None:
+    if problem.device is None:
+        return None
+    # A mode that was not measured goes by the next weaker one: what else a kernel waits for changes its rank little.
+    modes = OVERLAPS[OVERLAPS.index(problem.overlap) :: -1]
+    for table in tables():
+        if table.device != problem.device or table.arch is not problem.arch:
+            continue
+        # The same name with other multiprocessors is a part of the device, or one that was only asked about.
+        if problem.sm_count not in (None, table.sm_count):
+            continue
+        for mode in modes:
+            if (section := table.sections.get((problem.operand, mode))) is not None:
+                return section
+    return None
+
+
+def _measured(intervals: tuple[Interval, ...], m: int) -> tuple[Row, ...]:
+    """The row measured at ``m``, or those of the measured M on either side; nothing outside of the measured M."""
+    index = bisect_right(intervals, m, key=lambda interval: interval.first) - 1
+    if index < 0:
+        return ()
+    if m <= intervals[index].last:
+        return (intervals[index].row,)
+    return tuple(interval.row for interval in intervals[index : index + 2]) if index + 1 < len(intervals) else ()
+
+
+@cache
+def _usable(
+    section: Section, arch: Arch, operand: DType, out: DType, epilogue: EpilogueSpec, whole_k: bool
+) -> dict[KernelConfig, Row]:
+    """The rows of ``section`` that can compute this: a larger epilogue may not fit beside a given number of stages."""
+    return {
+        row.config: row
+        for row in section.rows
+        if not (whole_k and row.config.divides_k)
+        and not problems(KernelSpec(arch, operand, out, epilogue, row.config), row.config)
+    }
