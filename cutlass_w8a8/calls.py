@@ -92,12 +92,13 @@ class Resolved:
             raise misaligned((("a", a), ("b", b), ("out", d)))
         if out_given:
             end = d + self.out_span
-            for pointer, span in zip((a, b, *operands), self.spans, strict=True):
+            for pointer, span in zip((a, b, *operands), self.spans):  # noqa: B905 - strict takes longer
                 if pointer < end and d < pointer + span:
                     raise overlapping()
-        for position in self.wide:
-            if operands[self.order.index(position)] % ALIGNMENT:
-                raise misaligned([(OPERANDS[position], operands[self.order.index(position)])])
+        if self.wide:
+            for position in self.wide:
+                if operands[self.order.index(position)] % ALIGNMENT:
+                    raise misaligned([(OPERANDS[position], operands[self.order.index(position)])])
         if current_device() == index:
             self.call(raw_stream(index), a, b, d, *operands)  # type: ignore[misc]
         else:

@@ -65,7 +65,8 @@ class PreparedMM:
         overlap: str,
         batch_invariant: bool | None,
     ) -> None:
-        check_kinds(b, b, scale_b, scale_b, out_dtype, bias, azp_adj, None, None)
+        activation = torch.empty(0)
+        check_kinds(activation, b, activation, scale_b, out_dtype, bias, azp_adj, None, None)
         refuse_gradients(b, scale_b, bias)
         options(config, overlap, batch_invariant)
         self._given = (config, overlap, batch_invariant)
@@ -94,12 +95,14 @@ class PreparedMM:
                 a, self._b, scale_a, self._scale_b, self._out_dtype, self._azp_adj, azp, self._bias, out, *self._given
             )
         try:
-            key = (
-                signature(a),
-                signature(scale_a),
-                None if azp is None else signature(azp),
-                None if out is None else signature(out),
-            )
+            # Without calls of `signature`, which take as long as what they ask.
+            index = a.get_device()
+            key: tuple[Any, ...] = (a.shape, a.stride(), a.dtype, index)
+            key += (scale_a.shape, scale_a.stride(), scale_a.dtype, scale_a.get_device(), scale_a.is_neg())
+            if out is not None:
+                key += (out.shape, out.stride(), out.dtype, out.get_device())
+            if azp is not None:
+                key += ("azp", signature(azp))
         except (AttributeError, TypeError, RuntimeError):
             check_kinds(a, self._b, scale_a, self._scale_b, self._out_dtype, self._bias, self._azp_adj, azp, out)
             raise
@@ -118,7 +121,7 @@ class PreparedMM:
         else:
             given = (scale_a, self._scale_b, azp, self._azp_adj, self._bias)
             operands = calls.addresses(resolved.order, given)
-        resolved.launch(a.get_device(), a.data_ptr(), self._b_address, result.data_ptr(), operands, out is not None)
+        resolved.launch(index, a.data_ptr(), self._b_address, result.data_ptr(), operands, out is not None)
         return result if out is not None or a.dim() == 2 else result.view(request.shape)
 
     def _resolve(

@@ -2,6 +2,7 @@
 """Compile a set of kernels into a cache directory, on a machine that needs a CUDA compiler but no GPU.
 
     python scripts/pregenerate.py --arch sm90 --a-dtype e4m3 --out-dtype bf16 --epilogue all --out kernels/
+    python scripts/pregenerate.py --arch sm90 --quantize bf16 --out kernels/
     python scripts/pregenerate.py --plan kernels.json --out kernels/ --jobs 4
 
 Copy the directory to the machine with the GPU and set CUTLASS_W8A8_CACHE_DIR to its place there: every kernel in it is
@@ -83,8 +84,11 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error("--out DIR is needed, unless --print-plan is given")
     if options.jobs is not None and options.jobs < 1:
         parser.error(f"--jobs {options.jobs}: must be at least 1")
-    if options.plan and (options.arch or options.a_dtype or options.out_dtype or options.epilogue or options.config):
-        parser.error("--plan already names the kernels; leave out --arch, --a-dtype, --out-dtype, --epilogue, --config")
+    of_gemms = options.out_dtype or options.epilogue or options.config
+    if options.plan and (options.arch or options.a_dtype or options.quantize or of_gemms):
+        parser.error("--plan already names the kernels; leave out the options that do")
+    if options.quantize and of_gemms:
+        parser.error("--quantize names kernels without epilogues; leave out --out-dtype, --epilogue, --config")
     return options
 
 

@@ -210,7 +210,7 @@ struct SlicedEpilogue : Base {
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < kSums; ++i) {
         asm volatile(
-            "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
+            "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], { %1, %2, %3, %4 }, [%5];" ::"r"(
                 remote(&exchange.sums[rank - 1][i * 128 + thread])),
             "r"(bits(accumulators(4 * i))), "r"(bits(accumulators(4 * i + 1))), "r"(bits(accumulators(4 * i + 2))),
             "r"(bits(accumulators(4 * i + 3))), "r"(full)

@@ -5,7 +5,11 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from cutlass_w8a8.spec import Spec
+from cutlass_w8a8.arch import Family
+from cutlass_w8a8.spec import KernelSpec, Spec
+
+# Widths that CuTe has a wgmma for in any case.
+_COMMON_WGMMA = (16, 32, 64, 96, 128, 192, 256)
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,13 @@ class Flags:
 def flags_for(spec: Spec) -> Flags:
     """The flags that compile ``spec``'s kernel."""
     defines = ["-DNDEBUG"]
+    # CuTe knows the other widths of wgmma under this macro only; without it it makes such a tile of narrow ones.
+    if (
+        isinstance(spec, KernelSpec)
+        and spec.family is Family.HOPPER
+        and spec.config.tile[1] not in _COMMON_WGMMA
+    ):
+        defines.append("-DCUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED")
     return Flags(
         device=(
             "-fatbin",

@@ -131,22 +131,14 @@ def test_a_run_ends_when_its_time_is_up(device: None, tmp_path: Path, monkeypatc
 def test_calls_are_launched_as_the_overlap_says(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[dict[str, Any]] = []
 
-    def scaled_mm(*operands: Any, out: Any = None, config: Any = None, overlap: str = "none") -> None:
+    def scaled_mm(*operands: Any, out: Any, config: Any, overlap: str) -> None:
         seen.append({"config": config, "overlap": overlap})
 
     monkeypatch.setattr(cutlass_w8a8, "scaled_mm", scaled_mm)
     x: Any = SimpleNamespace(weights=["w"], activations=["a", "b"], scale_a=1, scale_b=2, out=3)
     measure.provider(CONFIGS[0], "weights").call(x, 0)
-    assert seen == [{"config": CONFIGS[0].name, "overlap": "weights"}]
+    assert seen == [{"config": CONFIGS[0], "overlap": "weights"}]
 
-    def older(*operands: Any, out: Any = None, config: Any = None) -> None:
-        seen.append({"config": config})
-
-    monkeypatch.setattr(cutlass_w8a8, "scaled_mm", older)
-    measure.provider(CONFIGS[0], "none").call(x, 1)
-    assert seen[1:] == [{"config": CONFIGS[0].name}]
-    with pytest.raises(UnsupportedError, match="has no overlap 'launch'; use --overlaps none"):
-        measure.provider(CONFIGS[0], "launch")
 
 
 def test_measuring_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

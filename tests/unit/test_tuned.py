@@ -136,8 +136,8 @@ def test_batch_invariance_leaves_out_what_divides_k(tmp_path: Path, monkeypatch:
     tables = [entry | {"operand": operand} for operand in ("e4m3", "int8")]
     monkeypatch.setenv("CUTLASS_W8A8_TABLES", str(write(tmp_path / "table.json", tables=tables)))
     for m in (16, 17):
-        assert at(m) == at(m, operand=DType.INT8) == at(m, operand=DType.INT8, invariant=True) == split
-        assert at(m, invariant=True) == LARGE
+        assert at(m) == at(m, operand=DType.INT8) == at(m, operand=DType.INT8, batch_invariant=True) == split
+        assert at(m, batch_invariant=True) == LARGE
 
 
 def test_rows_an_epilogue_does_not_fit_are_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
