@@ -15,7 +15,8 @@ from cutlass_w8a8.config import KernelConfig
 from cutlass_w8a8.errors import ArgumentError
 from cutlass_w8a8.evt.tree import Broadcast
 from cutlass_w8a8.problem import Overlap
-from cutlass_w8a8.request import ALIGNMENT, Request, check, misaligned, overlapping
+from cutlass_w8a8.request import Request, check, misaligned, overlapping
+from cutlass_w8a8.runtime.abi import OVERLAPPING
 from cutlass_w8a8.runtime.device import arch_of, current_device, device, raw_stream
 from cutlass_w8a8.runtime.launch import Extents, PreparedCall
 from cutlass_w8a8.runtime.loader import LoadedKernel, load
@@ -63,47 +64,35 @@ class Resolved:
         request: the checked call.
         call: the kernel's launch; None where no kernel runs (CPU, empty).
         order: positions in OPERANDS of the kernel's operands, in its own order.
-        wide: those among them that the kernel reads 16 bytes at a time.
-        out_span: bytes from the first to the last of the result.
-        spans: the same of a, b and the kernel's operands in its own order.
+        wide: for each of these, whether the kernel reads it 16 bytes at a time.
     """
 
     request: Request
     call: PreparedCall | None
     order: tuple[int, ...]
-    wide: tuple[int, ...] = ()
-    out_span: int = 0
-    spans: tuple[int, ...] = ()
+    wide: tuple[bool, ...] = ()
 
-    def launch(self, index: int, a: int, b: int, d: int, operands: tuple[int, ...], out_given: bool) -> None:
+    def launch(self, index: int, a: int, b: int, d: int, *operands: int) -> None:
         """Enqueue the kernel on the current stream of device ``index``, with these addresses.
 
         Args:
             index: the device.
             a, b, d: addresses of the matrices.
             operands: addresses of the kernel's operands, in its own order.
-            out_given: whether ``d`` is the caller's, which may share memory with an input.
 
         Raises:
-            ArgumentError: a pointer is misaligned, or the caller's output shares memory with an input.
+            ArgumentError: a pointer is misaligned, or the result shares memory with an input.
             LaunchError: the driver refused the launch.
         """
-        if (a | b | d) % ALIGNMENT:
-            raise misaligned((("a", a), ("b", b), ("out", d)))
-        if out_given:
-            end = d + self.out_span
-            for pointer, span in zip((a, b, *operands), self.spans):  # noqa: B905 - strict takes longer
-                if pointer < end and d < pointer + span:
-                    raise overlapping()
-        if self.wide:
-            for position in self.wide:
-                if operands[self.order.index(position)] % ALIGNMENT:
-                    raise misaligned([(OPERANDS[position], operands[self.order.index(position)])])
         if current_device() == index:
-            self.call(raw_stream(index), a, b, d, *operands)  # type: ignore[misc]
+            refused = self.call(raw_stream(index), a, b, d, *operands)  # type: ignore[misc]
         else:
             with torch.cuda.device(index):
-                self.call(raw_stream(index), a, b, d, *operands)  # type: ignore[misc]
+                refused = self.call(raw_stream(index), a, b, d, *operands)  # type: ignore[misc]
+        if refused:
+            read = zip(self.order, operands, self.wide, strict=True)
+            wide = [(OPERANDS[position], pointer) for position, pointer, wide in read if wide]
+            raise overlapping() if refused == OVERLAPPING else misaligned((("a", a), ("b", b), ("out", d), *wide))
 
 
 def keep(key: tuple[Any, ...], resolved: Resolved) -> None:
@@ -168,19 +157,24 @@ def resolve(
     kernel = _kernels.get((chosen.spec, where.index))
     if kernel is None:
         kernel = _kernels[chosen.spec, where.index] = load(pipeline.build(chosen.spec).library, where)
-    extents = Extents(request.m, request.n, request.k, request.lda, request.ldb, request.ldd)
-    rows = [operand.name for operand in tree.loads if operand.broadcast is Broadcast.ROW]
     # Row visitors of the 2.x family load vectors; those of the 3.x family load element by element.
-    wide = tuple(OPERANDS.index(name) for name in rows) if chosen.spec.family is Family.MULTISTAGE else ()
+    vectors = chosen.spec.family is Family.MULTISTAGE
+    wide = tuple(vectors and operand.broadcast is Broadcast.ROW for operand in tree.loads)
     extent = {Broadcast.SCALAR: 1, Broadcast.ROW: request.n, Broadcast.COLUMN: request.m}
-    spans = (
-        (request.m - 1) * request.lda + request.k,
-        (request.n - 1) * request.ldb + request.k,
-        *(extent[operand.broadcast] * operand.element.bytes for operand in tree.loads),
+    extents = Extents(
+        request.m,
+        request.n,
+        request.k,
+        request.lda,
+        request.ldb,
+        request.ldd,
+        bytes_a=(request.m - 1) * request.lda + request.k,
+        bytes_b=(request.n - 1) * request.ldb + request.k,
+        bytes_d=((request.m - 1) * request.ldd + request.n) * request.out.bytes,
+        bytes_operands=tuple(extent[operand.broadcast] * operand.element.bytes for operand in tree.loads),
+        wide=wide,
     )
-    out_span = ((request.m - 1) * request.ldd + request.n) * request.out.bytes
-    call = PreparedCall(kernel, where, extents, chosen.config, options.overlap)
-    return Resolved(request, call, order, wide, out_span, spans)
+    return Resolved(request, PreparedCall(kernel, where, extents, chosen.config, options.overlap), order, wide)
 
 
 def addresses(order: Sequence[int], given: Sequence[Tensor | None]) -> tuple[int, ...]:

@@ -199,7 +199,7 @@ def _run(
         operands: tuple[int, ...] = (scale_a.data_ptr(), scale_b.data_ptr())
     else:
         operands = calls.addresses(resolved.order, (scale_a, scale_b, azp, azp_adj, bias))
-    resolved.launch(a.get_device(), a.data_ptr(), b.data_ptr(), result.data_ptr(), operands, out is not None)
+    resolved.launch(a.get_device(), a.data_ptr(), b.data_ptr(), result.data_ptr(), *operands)
     return result if out is not None or a.dim() == 2 else result.view(request.shape)
 
 

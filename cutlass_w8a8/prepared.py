@@ -121,7 +121,7 @@ class PreparedMM:
         else:
             given = (scale_a, self._scale_b, azp, self._azp_adj, self._bias)
             operands = calls.addresses(resolved.order, given)
-        resolved.launch(index, a.data_ptr(), self._b_address, result.data_ptr(), operands, out is not None)
+        resolved.launch(index, a.data_ptr(), self._b_address, result.data_ptr(), *operands)
         return result if out is not None or a.dim() == 2 else result.view(request.shape)
 
     def _resolve(

@@ -41,10 +41,12 @@ struct Mainloop : Base {
 
   struct Arguments : Base::Arguments {
     int32_t overlap = kNone;
+    bool once = false;  // whether each weight is read by one block, or cluster, only
   };
 
   struct Params : Base::Params {
     int32_t overlap = kNone;
+    bool once = false;
   };
 
   using typename Base::MainloopPipeline;
@@ -53,43 +55,81 @@ struct Mainloop : Base {
 
   template <class ProblemShape>
   static constexpr Params to_underlying_arguments(ProblemShape const& shape, Arguments const& args, void* workspace) {
-    return {Base::to_underlying_arguments(shape, args, workspace), args.overlap};
+    return {Base::to_underlying_arguments(shape, args, workspace), args.overlap, args.once};
   }
 
 #if defined(__CUDACC__)
 
   template <class Inputs, class BlockCoord, class KTileIterator>
   CUTLASS_DEVICE void load(Params const& params, MainloopPipeline pipeline, PipelineState state, Inputs const& inputs,
-                           BlockCoord const& block_coord, KTileIterator k_tile, int k_tiles, int thread,
-                           uint32_t rank, TensorStorage& storage) {
-    auto const coord = tile_coord(block_coord);
-    uint32_t const block = Slices == 1 ? rank : 0;
-    if (waited_) {
-      return Base::load(params, pipeline, state, inputs, coord, k_tile, k_tiles, thread, block, storage);
-    }
+                           BlockCoord const& block_coord, KTileIterator k_tile, int k_tiles, int, uint32_t rank,
+                           TensorStorage& storage) {
+    using namespace cute;
+    using Cluster = typename Base::DispatchPolicy::ClusterShape;
+    bool const first = !waited_;
     waited_ = true;
-    int const early = params.overlap == kWeights ? cute::min(k_tiles, int(DispatchPolicy::Stages)) : 0;
-    if (early > 0 && cute::elect_one_sync()) {
-      auto stages = state;
-      auto tiles = k_tile;
-      for (int i = 0; i < early; ++i, ++stages, ++tiles) {
-        // Announces the bytes of both operands; the barrier opens when the activations have come too.
-        pipeline.producer_acquire(stages);
-        copy_tile<WeightsAreA>(params, pipeline, stages, inputs, coord, *tiles, block, storage);
-      }
+    if (!cute::elect_one_sync()) return;
+
+    auto const [m, n, l] = tile_coord(block_coord);
+    uint32_t const block = Slices == 1 ? rank : 0;
+    uint32_t const x = block % size<0>(Cluster{}), y = block / size<0>(Cluster{});
+    auto const slice_a = params.tma_load_a.get_slice(y);
+    auto const slice_b = params.tma_load_b.get_slice(x);
+    Tensor const from_a = slice_a.partition_S(get<0>(inputs)(_, _, m, _, l));
+    Tensor const from_b = slice_b.partition_S(get<1>(inputs)(_, _, n, _, l));
+    Tensor const to_a =
+        slice_a.partition_D(make_tensor(make_smem_ptr(storage.smem_A.data()), typename Base::SmemLayoutA{}));
+    Tensor const to_b =
+        slice_b.partition_D(make_tensor(make_smem_ptr(storage.smem_B.data()), typename Base::SmemLayoutB{}));
+
+    // The blocks that receive what this one loads: those of its row of the cluster, and of its column.
+    uint16_t row = 0, column = 0;
+    Layout const blocks = Layout<Cluster>{};
+    if constexpr (is_same_v<typename Base::GmemTiledCopyA, SM90_TMA_LOAD_MULTICAST>) {
+      for (uint32_t i = 0; i < size<1>(Cluster{}); ++i) row |= uint16_t(1) << blocks(x, i, Int<0>{});
     }
-    wait_for_preceding_grids();
-    if (early > 0 && cute::elect_one_sync()) {
-      auto stages = state;
-      auto tiles = k_tile;
-      for (int i = 0; i < early; ++i, ++stages, ++tiles) {
-        copy_tile<!WeightsAreA>(params, pipeline, stages, inputs, coord, *tiles, block, storage);
-      }
+    if constexpr (is_same_v<typename Base::GmemTiledCopyB, SM90_TMA_LOAD_MULTICAST>) {
+      for (uint32_t i = 0; i < size<0>(Cluster{}); ++i) column |= uint16_t(1) << blocks(i, y, Int<0>{});
     }
-    __syncwarp();
-    state.advance(early);
-    for (int i = 0; i < early; ++i) ++k_tile;
-    Base::load(params, pipeline, state, inputs, coord, k_tile, k_tiles - early, thread, block, storage);
+    // Weights that one block reads need no place in L2 once they are read.
+    auto const hint = params.once ? TMA::CacheHintSm90::EVICT_FIRST : TMA::CacheHintSm90::EVICT_NORMAL;
+    auto const normal = TMA::CacheHintSm90::EVICT_NORMAL;
+    auto const copy_a = [&](PipelineState const& stage, auto const& k) {
+      auto* const barrier = pipeline.producer_get_barrier(stage);
+      copy(params.tma_load_a.with(*barrier, row, WeightsAreA ? hint : normal), from_a(_, _, _, k),
+           to_a(_, _, _, stage.index()));
+    };
+    auto const copy_b = [&](PipelineState const& stage, auto const& k) {
+      auto* const barrier = pipeline.producer_get_barrier(stage);
+      copy(params.tma_load_b.with(*barrier, column, WeightsAreA ? normal : hint), from_b(_, _, _, k),
+           to_b(_, _, _, stage.index()));
+    };
+
+    if (first) {
+      int const early = params.overlap == kWeights ? cute::min(k_tiles, int(DispatchPolicy::Stages)) : 0;
+      auto stage = state;
+      auto tile = k_tile;
+      CUTLASS_PRAGMA_NO_UNROLL
+      for (int i = 0; i < early; ++i, ++stage, ++tile) {
+        // Announces the bytes of both operands: the barrier opens when the activations have come too.
+        pipeline.producer_acquire(stage);
+        if constexpr (WeightsAreA) copy_a(stage, *tile);
+        else copy_b(stage, *tile);
+      }
+      wait_for_preceding_grids();
+      CUTLASS_PRAGMA_NO_UNROLL
+      for (int i = 0; i < early; ++i, ++state, ++k_tile) {
+        if constexpr (WeightsAreA) copy_b(state, *k_tile);
+        else copy_a(state, *k_tile);
+      }
+      k_tiles -= early;
+    }
+    CUTLASS_PRAGMA_NO_UNROLL
+    for (; k_tiles > 0; --k_tiles, ++state, ++k_tile) {
+      pipeline.producer_acquire(state);
+      copy_a(state, *k_tile);
+      copy_b(state, *k_tile);
+    }
   }
 
   template <class Accumulators>
@@ -104,43 +144,14 @@ struct Mainloop : Base {
  private:
   bool waited_ = false;
 
+  // The tile's m and n, and the slice of k.
   template <class BlockCoord>
   CUTLASS_DEVICE static auto tile_coord(BlockCoord const& coord) {
     if constexpr (Slices == 1) {
-      return coord;
+      return cute::make_tuple(cute::get<0>(coord), cute::get<1>(coord), cute::get<3>(coord));
     } else {
       int const m = cute::get<0>(coord);
-      return cute::make_coord(m / Slices, cute::get<1>(coord), cute::_, m % Slices);
-    }
-  }
-
-  // Copies one tile of the first (IsA) or the second operand into the stage of ``state``.
-  template <bool IsA, class Inputs, class Coord, class KTile>
-  CUTLASS_DEVICE static void copy_tile(Params const& params, MainloopPipeline& pipeline, PipelineState const& state,
-                                       Inputs const& inputs, Coord const& coord, KTile const& k_tile, uint32_t rank,
-                                       TensorStorage& storage) {
-    using namespace cute;
-    using Cluster = typename Base::DispatchPolicy::ClusterShape;
-    uint32_t const x = rank % size<0>(Cluster{}), y = rank / size<0>(Cluster{});
-    Layout const blocks = Layout<Cluster>{};
-    auto* const barrier = pipeline.producer_get_barrier(state);
-    uint16_t everyone = 0;
-    if constexpr (IsA) {
-      if constexpr (is_same_v<typename Base::GmemTiledCopyA, SM90_TMA_LOAD_MULTICAST>) {
-        for (uint32_t i = 0; i < size<1>(Cluster{}); ++i) everyone |= uint16_t(1) << blocks(x, i, Int<0>{});
-      }
-      auto const slice = params.tma_load_a.get_slice(y);
-      Tensor const from = slice.partition_S(get<0>(inputs)(_, _, get<0>(coord), _, get<3>(coord)));
-      Tensor const to = slice.partition_D(make_tensor(make_smem_ptr(storage.smem_A.data()), typename Base::SmemLayoutA{}));
-      copy(params.tma_load_a.with(*barrier, everyone), from(_, _, _, k_tile), to(_, _, _, state.index()));
-    } else {
-      if constexpr (is_same_v<typename Base::GmemTiledCopyB, SM90_TMA_LOAD_MULTICAST>) {
-        for (uint32_t i = 0; i < size<0>(Cluster{}); ++i) everyone |= uint16_t(1) << blocks(i, y, Int<0>{});
-      }
-      auto const slice = params.tma_load_b.get_slice(x);
-      Tensor const from = slice.partition_S(get<1>(inputs)(_, _, get<1>(coord), _, get<3>(coord)));
-      Tensor const to = slice.partition_D(make_tensor(make_smem_ptr(storage.smem_B.data()), typename Base::SmemLayoutB{}));
-      copy(params.tma_load_b.with(*barrier, everyone), from(_, _, _, k_tile), to(_, _, _, state.index()));
+      return cute::make_tuple(m / Slices, cute::get<1>(coord), m % Slices);
     }
   }
 
@@ -199,7 +210,7 @@ struct SlicedEpilogue : Base {
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < kSums; ++i) {
         asm volatile(
-            "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
+            "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], { %1, %2, %3, %4 }, [%5];" ::"r"(
                 remote(&exchange.sums[rank - 1][i * 128 + thread])),
             "r"(bits(accumulators(4 * i))), "r"(bits(accumulators(4 * i + 1))), "r"(bits(accumulators(4 * i + 2))),
             "r"(bits(accumulators(4 * i + 3))), "r"(full)

@@ -60,7 +60,9 @@ struct Call : Pointers {
   int32_t swizzle;             // maximum swizzle of the tile order
   int32_t raster;              // 0 heuristic, 1 along m, 2 along n
   int32_t overlap;             // 0 none, 1 dependent launch, 2 that and weights loaded ahead (Hopper's kernels only)
-  int32_t unused;              // keeps the size a multiple of 8
+  int32_t wide;                // bit i: operand i is read 16 bytes at a time
+  int64_t bytes_a, bytes_b, bytes_d;  // from the first to the last of each matrix
+  int64_t bytes_operand[8];    // of each operand
 };
 
 // What the launcher needs to know about the kernel before the first call.
@@ -75,7 +77,23 @@ struct Info {
 namespace w8a8 {
 
 // Results of w8a8_launch: 0, a positive CUresult, or one of these.
-enum : int { kCannotImplement = -1, kNoDriver = -2, kWorkspace = -3 };
+enum : int { kCannotImplement = -1, kNoDriver = -2, kWorkspace = -3, kMisaligned = -4, kOverlapping = -5 };
+
+// Why these pointers cannot be launched with: one is not on a 16-byte boundary, or the result shares memory with what
+// it is computed from. 0 if they can.
+inline int refused(Call const& call, int operands) {
+  auto const address = [](void const* pointer) { return reinterpret_cast<uint64_t>(pointer); };
+  uint64_t const d = address(call.d), end = d + call.bytes_d;
+  auto const shared = [&](uint64_t from, int64_t bytes) { return from < end && d < from + bytes; };
+  uint64_t low = address(call.a) | address(call.b) | d;
+  bool overlaps = shared(address(call.a), call.bytes_a) || shared(address(call.b), call.bytes_b);
+  for (int i = 0; i < operands; ++i) {
+    uint64_t const operand = address(call.operand[i]);
+    if (call.wide >> i & 1) low |= operand;
+    overlaps |= shared(operand, call.bytes_operand[i]);
+  }
+  return low % 16 ? kMisaligned : overlaps ? kOverlapping : 0;
+}
 
 inline void* driver_function(char const* name) {
   static void* const library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);

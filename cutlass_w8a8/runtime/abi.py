@@ -13,13 +13,16 @@ MAX_OPERANDS = 8
 
 # stream, a, b, d, workspace, operands.
 POINTERS = struct.Struct(f"={5 + MAX_OPERANDS}Q")
-# The pointers; function; lda, ldb, ldd; m, n, k, sm_count, blocks_per_sm, splits, swizzle, raster, overlap, unused.
-CALL = struct.Struct(f"={5 + MAX_OPERANDS}Q1Q3q10i")
+# The pointers; function; lda, ldb, ldd; m, n, k, sm_count, blocks_per_sm, splits, swizzle, raster, overlap, wide; bytes
+# of a, b, d and the operands.
+CALL = struct.Struct(f"={5 + MAX_OPERANDS}Q1Q3q10i{3 + MAX_OPERANDS}q")
 
 # function, stream, x, q, scale; ldx, ldq; m, k, vectors, early, threads, rows, programmatic, unused.
 QUANT_CALL = struct.Struct("=5Q2q8i")
 
 CANNOT_IMPLEMENT = -1
+MISALIGNED = -4
+OVERLAPPING = -5
 MEANINGS = {
     CANNOT_IMPLEMENT: "CUTLASS cannot implement this problem",
     -2: "libcuda.so.1 cannot be loaded",

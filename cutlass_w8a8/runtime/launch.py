@@ -12,7 +12,7 @@ import torch
 from cutlass_w8a8.config import KernelConfig, Raster
 from cutlass_w8a8.errors import ConfigError, LaunchError
 from cutlass_w8a8.problem import Overlap
-from cutlass_w8a8.runtime.abi import CALL, CANNOT_IMPLEMENT, MAX_OPERANDS, MEANINGS, POINTERS
+from cutlass_w8a8.runtime.abi import CALL, CANNOT_IMPLEMENT, MAX_OPERANDS, MEANINGS, MISALIGNED, OVERLAPPING, POINTERS
 from cutlass_w8a8.runtime.device import Device
 from cutlass_w8a8.runtime.loader import LoadedKernel
 
@@ -35,7 +35,15 @@ _pointers = _Pointers()
 
 @dataclass(frozen=True)
 class Extents:
-    """Sizes and leading strides of one call, in elements."""
+    """Sizes of one call.
+
+    Attributes:
+        m, n, k: extents, in elements.
+        lda, ldb, ldd: leading strides, in elements.
+        bytes_a, bytes_b, bytes_d: from the first to the last of each matrix, in bytes.
+        bytes_operands: of each operand of the kernel, in bytes.
+        wide: for each operand, whether the kernel reads it 16 bytes at a time.
+    """
 
     m: int
     n: int
@@ -43,6 +51,11 @@ class Extents:
     lda: int
     ldb: int
     ldd: int
+    bytes_a: int
+    bytes_b: int
+    bytes_d: int
+    bytes_operands: tuple[int, ...]
+    wide: tuple[bool, ...]
 
 
 class PreparedCall:
@@ -67,8 +80,9 @@ class PreparedCall:
         self._device = device
         self._launch = kernel.library.launch
         operands = kernel.library.info.operands
+        none = (0,) * (MAX_OPERANDS - operands)
         # Addresses are needed only for their alignment here.
-        anything = (0, 16, 16, 16, 0, *(16,) * operands, *(0,) * (MAX_OPERANDS - operands))
+        anything = (0, 16, 16, 16, 0, *(16,) * operands, *none)
         self._kept = ctypes.create_string_buffer(
             CALL.pack(
                 *anything,
@@ -85,7 +99,12 @@ class PreparedCall:
                 config.swizzle,
                 _RASTER[config.raster],
                 _OVERLAP[overlap],
-                0,
+                sum(wide << i for i, wide in enumerate(extents.wide)),
+                extents.bytes_a,
+                extents.bytes_b,
+                extents.bytes_d,
+                *extents.bytes_operands,
+                *none,
             )
         )
         self._address = ctypes.addressof(self._kept)
@@ -94,8 +113,11 @@ class PreparedCall:
         if self.workspace_bytes == CANNOT_IMPLEMENT:
             raise ConfigError(f"config {config.name!r} cannot run m={extents.m} n={extents.n} k={extents.k}")
 
-    def __call__(self, stream: int, a: int, b: int, d: int, *operands: int) -> None:
+    def __call__(self, stream: int, a: int, b: int, d: int, *operands: int) -> int:
         """Enqueue the kernel on ``stream``, a raw stream of this call's device, with these device addresses.
+
+        Returns:
+            0; or, if nothing was enqueued because of the addresses, MISALIGNED or OVERLAPPING.
 
         Raises:
             LaunchError: the driver refused the launch.
@@ -107,18 +129,18 @@ class PreparedCall:
             workspace = scratch.data_ptr()
         pointers = _pointers
         self._pack(pointers.bytes, 0, stream, a, b, d, workspace, *operands)
-        result = self._launch(self._address, pointers.address)
-        if result:
-            self._retry(pointers.address, result)
+        result: int = self._launch(self._address, pointers.address)
+        return self._failed(pointers.address, result) if result else 0
 
-    def _retry(self, pointers: int, result: int) -> None:
+    def _failed(self, pointers: int, result: int) -> int:
         if result in _NO_CONTEXT:
             # A thread that has not used CUDA yet has no current context; torch makes one current on demand.
             torch.cuda.set_device(self._device.index)
             torch.cuda.current_stream().query()
             result = self._launch(self._address, pointers)
-        if result:
-            raise LaunchError(f"launch failed: {_describe(result)}")
+        if result in (0, MISALIGNED, OVERLAPPING):
+            return result
+        raise LaunchError(f"launch failed: {_describe(result)}")
 
 
 def _describe(result: int) -> str:

@@ -182,6 +182,7 @@ extern "C" W8A8_EXPORT int64_t w8a8_workspace(Call const* call) {
 extern "C" W8A8_EXPORT int w8a8_launch(Call const* kept, Pointers const* pointers) {
   Call call = *kept;
   static_cast<Pointers&>(call) = *pointers;
+  if (int const refused = w8a8::refused(call, 3)) return refused;
   auto const args = arguments(call);
   Params params(args, call.sm_count, call.blocks_per_sm);
   dim3 const grid = params.get_grid_dims();

@@ -208,6 +208,7 @@ extern "C" W8A8_EXPORT int64_t w8a8_workspace(Call const* call) {
 extern "C" W8A8_EXPORT int w8a8_launch(Call const* kept, Pointers const* pointers) {
   Call call = *kept;
   static_cast<Pointers&>(call) = *pointers;
+  if (int const refused = w8a8::refused(call, 2)) return refused;
   auto const args = arguments(call);
   if (GemmKernel::initialize_workspace(args, call.workspace, static_cast<cudaStream_t>(call.stream)) !=
       cutlass::Status::kSuccess) {

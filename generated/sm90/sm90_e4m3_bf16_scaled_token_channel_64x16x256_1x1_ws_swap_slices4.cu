@@ -192,7 +192,7 @@ typename GemmKernel::Arguments arguments(Call const& call) {
   int32_t const slice = call.k / kSlices;
   return {cutlass::gemm::GemmUniversalMode::kGemm,
           {call.n, call.m, slice, kSlices},
-          {{b, {call.ldb, _1{}, slice}, a, {call.lda, _1{}, slice}}, call.overlap},
+          {{b, {call.ldb, _1{}, slice}, a, {call.lda, _1{}, slice}}, call.overlap, call.m <= 16},
           {epilogue, nullptr, {_1{}, call.ldd, _0{}}, d, {_1{}, call.ldd, _0{}}},
           hardware,
           scheduler};
@@ -218,6 +218,7 @@ extern "C" W8A8_EXPORT int64_t w8a8_workspace(Call const* call) {
 extern "C" W8A8_EXPORT int w8a8_launch(Call const* kept, Pointers const* pointers) {
   Call call = *kept;
   static_cast<Pointers&>(call) = *pointers;
+  if (int const refused = w8a8::refused(call, 2)) return refused;
   auto const args = arguments(call);
   Params params = GemmKernel::to_underlying_arguments(args, call.workspace);
   // Blocks along x are slices of the tiles along m.

@@ -193,7 +193,7 @@ typename GemmKernel::Arguments arguments(Call const& call) {
 
   return {cutlass::gemm::GemmUniversalMode::kGemm,
           {call.m, call.n, call.k, 1},
-          {{a, {call.lda, _1{}, _0{}}, b, {call.ldb, _1{}, _0{}}}, call.overlap},
+          {{a, {call.lda, _1{}, _0{}}, b, {call.ldb, _1{}, _0{}}}, call.overlap, call.m <= 256},
           {epilogue, nullptr, {call.ldd, _1{}, _0{}}, d, {call.ldd, _1{}, _0{}}},
           hardware,
           scheduler};
@@ -219,6 +219,7 @@ extern "C" W8A8_EXPORT int64_t w8a8_workspace(Call const* call) {
 extern "C" W8A8_EXPORT int w8a8_launch(Call const* kept, Pointers const* pointers) {
   Call call = *kept;
   static_cast<Pointers&>(call) = *pointers;
+  if (int const refused = w8a8::refused(call, 3)) return refused;
   auto const args = arguments(call);
   Params params = GemmKernel::to_underlying_arguments(args, call.workspace);
   dim3 const grid = GemmKernel::get_grid_shape(params);
