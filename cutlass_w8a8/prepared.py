@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -51,6 +53,26 @@ def prepare(
     return PreparedMM(b, scale_b, out_dtype, bias, azp_adj, config, overlap, batch_invariant)
 
 
+@dataclass(frozen=True)
+class _Common:
+    """A call with contiguous activations and no zero points.
+
+    Attributes:
+        launch: `calls.Resolved.launch` of what it resolves to.
+        dtype, index: the activations' type and device.
+        shape: of the result.
+        rest: addresses of the operands after scale_a.
+        generation: what it is valid as long as.
+    """
+
+    launch: Callable[..., None]
+    dtype: torch.dtype
+    index: int
+    shape: tuple[int, ...]
+    rest: tuple[int, ...]
+    generation: object
+
+
 class PreparedMM:
     """What `prepare` makes: ``mm(a, scale_a)``."""
 
@@ -73,8 +95,9 @@ class PreparedMM:
         self._b, self._scale_b, self._out_dtype, self._bias, self._azp_adj = b, scale_b, out_dtype, bias, azp_adj
         self._plain = type(b) in PLAIN and type(scale_b) in PLAIN and not b.is_meta
         self._b_address = b.data_ptr() if self._plain and b.is_cuda else 0
-        self._scale_b_address = scale_b.data_ptr() if self._plain and b.is_cuda else 0
         self._kept: dict[tuple[Any, ...], calls.Resolved] = {}
+        # Those of them that the shapes of contiguous tensors tell apart.
+        self._common: dict[tuple[torch.Size, torch.Size, torch.Size | None], _Common] = {}
         self._generation = calls.generation()
         self._lock = threading.Lock()
 
@@ -90,19 +113,46 @@ class PreparedMM:
         Raises:
             W8A8Error: as `scaled_mm` says.
         """
-        if is_compiling() or not self._plain or type(a) not in PLAIN or type(scale_a) not in PLAIN or a.is_meta:
-            return traced(
-                a, self._b, scale_a, self._scale_b, self._out_dtype, self._azp_adj, azp, self._bias, out, *self._given
-            )
+        if is_compiling():
+            return self._traced(a, scale_a, azp, out)
+        # The common call: plain contiguous tensors, shapes met before. What is asked here is what `_call` keeps such
+        # a call under; it takes the time it takes, so nothing is asked twice.
+        if type(a) is Tensor and type(scale_a) is Tensor and azp is None:
+            found = self._common.get((a.shape, scale_a.shape, None if out is None else out.shape))
+            if (
+                found is not None
+                and a.dtype is found.dtype
+                and a.is_contiguous()
+                and a.get_device() == found.index
+                and scale_a.dtype is torch.float32
+                and scale_a.is_contiguous()
+                and scale_a.get_device() == found.index
+                and not scale_a.is_neg()
+                and not scale_a.requires_grad
+                and found.generation is calls.generation()
+            ):
+                if out is None:
+                    result = torch.empty(found.shape, dtype=self._out_dtype, device=a.device)
+                elif out.dtype is self._out_dtype and out.is_contiguous() and out.get_device() == found.index:
+                    result = out
+                else:
+                    return self._call(a, scale_a, azp, out)
+                found.launch(
+                    found.index, a.data_ptr(), self._b_address, result.data_ptr(), scale_a.data_ptr(), *found.rest
+                )
+                return result
+        return self._call(a, scale_a, azp, out)
+
+    def _call(self, a: Tensor, scale_a: Tensor, azp: Tensor | None, out: Tensor | None) -> Tensor:
+        if not self._plain or type(a) not in PLAIN or type(scale_a) not in PLAIN or a.is_meta:
+            return self._traced(a, scale_a, azp, out)
         try:
-            # Without calls of `signature`, which take as long as what they ask.
-            index = a.get_device()
-            key: tuple[Any, ...] = (a.shape, a.stride(), a.dtype, index)
-            key += (scale_a.shape, scale_a.stride(), scale_a.dtype, scale_a.get_device(), scale_a.is_neg())
-            if out is not None:
-                key += (out.shape, out.stride(), out.dtype, out.get_device())
-            if azp is not None:
-                key += ("azp", signature(azp))
+            key = (
+                signature(a),
+                signature(scale_a),
+                None if azp is None else signature(azp),
+                None if out is None else signature(out),
+            )
         except (AttributeError, TypeError, RuntimeError):
             check_kinds(a, self._b, scale_a, self._scale_b, self._out_dtype, self._bias, self._azp_adj, azp, out)
             raise
@@ -111,18 +161,19 @@ class PreparedMM:
         if self._generation is not calls.generation():
             self._forget()
         resolved = self._kept.get(key) or self._resolve(key, a, scale_a, azp, out)
+        given = (scale_a, self._scale_b, azp, self._azp_adj, self._bias)
         if resolved.call is None:
-            given = (scale_a, self._scale_b, azp, self._azp_adj, self._bias)
             return evaluated(resolved.request, a, self._b, given, out)
         request = resolved.request
         result = torch.empty((request.m, request.n), dtype=self._out_dtype, device=a.device) if out is None else out
-        if resolved.order == (0, 1):
-            operands: tuple[int, ...] = (scale_a.data_ptr(), self._scale_b_address)
-        else:
-            given = (scale_a, self._scale_b, azp, self._azp_adj, self._bias)
-            operands = calls.addresses(resolved.order, given)
-        resolved.launch(index, a.data_ptr(), self._b_address, result.data_ptr(), *operands)
+        operands = calls.addresses(resolved.order, given)
+        resolved.launch(a.get_device(), a.data_ptr(), self._b_address, result.data_ptr(), *operands)
         return result if out is not None or a.dim() == 2 else result.view(request.shape)
+
+    def _traced(self, a: Tensor, scale_a: Tensor, azp: Tensor | None, out: Tensor | None) -> Tensor:
+        return traced(
+            a, self._b, scale_a, self._scale_b, self._out_dtype, self._azp_adj, azp, self._bias, out, *self._given
+        )
 
     def _resolve(
         self, key: tuple[Any, ...], a: Tensor, scale_a: Tensor, azp: Tensor | None, out: Tensor | None
@@ -143,11 +194,30 @@ class PreparedMM:
         )
         with self._lock:
             while len(self._kept) >= _MAX_KEPT:
-                self._kept.pop(next(iter(self._kept)))
+                self._forget_oldest()
             self._kept[key] = resolved
+            plain = a.is_contiguous() and scale_a.is_contiguous() and (out is None or out.is_contiguous())
+            if resolved.call is not None and azp is None and plain and resolved.order[0] == 0:
+                # Constant operands are kept by their addresses; scale_a comes first in every formula.
+                given = (None, self._scale_b, None, self._azp_adj, self._bias)
+                shape = None if out is None else out.shape
+                self._common[a.shape, scale_a.shape, shape] = _Common(
+                    resolved.launch,
+                    a.dtype,
+                    a.get_device(),
+                    resolved.request.shape,
+                    calls.addresses(resolved.order[1:], given),
+                    self._generation,
+                )
         return resolved
+
+    def _forget_oldest(self) -> None:
+        self._kept.pop(next(iter(self._kept)))
+        if len(self._common) >= _MAX_KEPT:
+            self._common.clear()
 
     def _forget(self) -> None:
         with self._lock:
             self._kept.clear()
+            self._common.clear()
             self._generation = calls.generation()
