@@ -23,7 +23,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 SECTIONS = (
-    "correctness", "portable", "graph", "compile", "arguments", "quantize", "encoder", "sanitizer", "devices", "host",
+    "correctness", "portable", "graph", "compile", "arguments", "quantize", "overlap", "encoder", "sanitizer", "devices", "host",
 )  # fmt: skip
 
 
@@ -63,7 +63,7 @@ require_package()
 import torch
 
 from cutlass_w8a8.bench import machine
-from tests import cases, family_checks, gpu_checks, grid, quant_checks
+from tests import cases, family_checks, gpu_checks, grid, overlap_checks, quant_checks
 from tests.harness import Check, Plan, call, dispatch_plan, load_plan
 
 
@@ -101,6 +101,10 @@ def arguments(plan: Plan, options: argparse.Namespace) -> list[Check]:
 
 def quantize(_: Plan, options: argparse.Namespace) -> list[Check]:
     return quant_checks.run(options.device)
+
+
+def overlap(_: Plan, options: argparse.Namespace) -> list[Check]:
+    return overlap_checks.chains(options.device)
 
 
 def encoder(_: Plan, options: argparse.Namespace) -> list[Check]:
@@ -169,6 +173,7 @@ RUNNERS: dict[str, Callable[[Plan, argparse.Namespace], list[Check]]] = {
     "compile": compiled,
     "arguments": arguments,
     "quantize": quantize,
+    "overlap": overlap,
     "encoder": encoder,
     "sanitizer": sanitizer,
     "devices": devices,

@@ -13,7 +13,8 @@ import torch
 from tests import cases
 from tests import reference as ref
 from tests.cases import Combination, Epilogue, Inputs, Output, Shape
-from tests.harness import Check, Plan, bit_class, call, first_mismatch, is_split
+from tests.harness import INVARIANT, Check, Plan, bit_class, call, first_mismatch, is_split
+from tests.harness import chosen as chosen_config
 
 SECTION = "correctness"
 MODEL_CHECK = "fp8 bits as the tensor core is modelled"
@@ -37,6 +38,11 @@ def accumulators(inputs: Inputs, kinds: set[str], with_model: bool) -> Accumulat
             if multistage := re.fullmatch(r"tile(\d+)-(\w+)", kind):
                 a, b = _residue_first(inputs.a, inputs.b, int(multistage[1]))
                 errors[kind] = ref.fp8_error(a, b, split=multistage[2] != "fast")
+                continue
+            if sliced := re.fullmatch(r"slices(\d+)", kind):
+                errors[kind] = ref.fp8_error_of_slices(inputs.a, inputs.b, int(sliced[1]))
+                if with_model:
+                    models[kind] = ref.hopper_fp8_accumulate_slices(inputs.a, inputs.b, int(sliced[1]))
                 continue
             promotion = ref.PROMOTION if kind == "accurate" else None
             errors[kind] = ref.fp8_error(inputs.a, inputs.b, promotion=promotion, split=kind == "split")
@@ -164,15 +170,19 @@ class Grid:
         layout = cases.LAYOUTS[index % len(cases.LAYOUTS)]
         wide = index % 4 == 3
         inputs = cases.make_inputs(shape, dtype, layout, seed=index, device=self.device, wide=wide)
+        epilogues = {
+            combination: cases.make_epilogue(combination, inputs, form=(index + number) * self.form_step)
+            for number, combination in enumerate(chosen)
+        }
         classes = {
-            (c, config): self.fp8_class if config is None and dtype is cases.FP8 else bit_class(c, config)
+            (c, config): self._class(c, inputs, epilogues[c], config)
             for c, configs in chosen.items()
             for config in configs
         }
         acc = accumulators(inputs, {v.partition(":")[0] for v in classes.values()}, self.with_model)
         runs: list[Run] = []
-        for number, (combination, configs) in enumerate(chosen.items()):
-            epilogue = cases.make_epilogue(combination, inputs, form=(index + number) * self.form_step)
+        for combination, configs in chosen.items():
+            epilogue = epilogues[combination]
             expectations: dict[str, Expectation] = {}
             first: dict[str, torch.Tensor] = {}
             for config in configs:
@@ -199,6 +209,11 @@ class Grid:
                     )
                 )
         self._settle(shape, layout, inputs, index, runs)
+
+    def _class(self, combination: Combination, inputs: Inputs, epilogue: Epilogue, config: str | None) -> str:
+        if self.fp8_class != "fast" and config in (None, INVARIANT) and combination.operand == "e4m3":
+            return self.fp8_class
+        return bit_class(combination, chosen_config(combination, inputs, epilogue, config))
 
     def _output(self, combination: Combination, shape: Shape, layout: str) -> Output | None:
         m, n, _ = shape
@@ -252,7 +267,7 @@ def row_invariance(plan: Plan, device: str, shape: Shape = (512, 1024, 2064)) ->
         whole = cases.make_inputs((m, n, k), combination.operand_dtype, seed=5, device=device)
         large = cases.make_epilogue(combination, whole)
         for config in configs:
-            if combination.operand == "e4m3" and is_split(config):
+            if combination.operand == "e4m3" and (config is None or is_split(config)):
                 continue
             title = f"{combination.name} [{config or 'dispatch'}]"
             try:

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -16,7 +16,10 @@ import cutlass_w8a8
 from tests.cases import Combination, Epilogue, Inputs, combinations
 
 Plan = dict[Combination, list["str | None"]]
-"""For each combination, the configurations to force; None leaves the choice to dispatch."""
+"""For each combination, the configurations to force; None leaves the choice to dispatch, INVARIANT to its
+batch-invariant mode."""
+
+INVARIANT = "invariant"
 
 
 def call(
@@ -28,6 +31,7 @@ def call(
     config: str | None = None,
 ) -> torch.Tensor:
     """One call of the public function that ``combination`` stands for."""
+    options: dict[str, Any] = {"batch_invariant": True} if config == INVARIANT else {"config": config}
     if combination.azp == "none":
         return cutlass_w8a8.scaled_mm(
             inputs.a,
@@ -37,7 +41,7 @@ def call(
             combination.out_dtype,
             epilogue.bias,
             out=out,
-            config=config,
+            **options,
         )
     return cutlass_w8a8.scaled_mm_azp(
         inputs.a,
@@ -49,14 +53,23 @@ def call(
         epilogue.azp,
         epilogue.bias,
         out=out,
-        config=config,
+        **options,
     )
+
+
+def chosen(combination: Combination, inputs: Inputs, epilogue: Epilogue, config: str | None) -> str | None:
+    """The configuration that runs: ``config``, or what dispatch chooses on a GPU where that decides about fp8 bits."""
+    if config is not None or combination.operand == "int8" or not inputs.a.is_cuda:
+        return config
+    return cutlass_w8a8.explain(
+        inputs.a, inputs.b, epilogue.scale_a, epilogue.scale_b, combination.out_dtype, epilogue.bias
+    ).config.name
 
 
 def is_split(config: str | None) -> bool:
     """Whether K is divided among blocks, so that fp8 partial sums are added in another order."""
     tokens = (config or "").split("_")
-    return any(token.startswith("split") for token in tokens)
+    return any(token.startswith(("split", "slices")) for token in tokens)
 
 
 def is_accurate(config: str | None) -> bool:
@@ -73,6 +86,8 @@ def bit_class(combination: Combination, config: str | None) -> str:
         # These begin with what K leaves over a multiple of the tile's k, and promote once a tile.
         kind = "promoted" if is_accurate(config) else "".join(t for t in tokens if t.startswith("split")) or "fast"
         return f"tile{tokens[0].rpartition('x')[2]}-{kind}"
+    if sliced := next((token for token in tokens if token.startswith("slices")), ""):
+        return sliced
     if is_split(config):
         return "split:" + ",".join(t for t in (config or "").split("_") if t.startswith("split"))
     return "accurate" if is_accurate(config) else "fast"
@@ -98,7 +113,7 @@ def load_plan(path: Path, dispatch: bool = True) -> Plan:
             raise ValueError(f"{path} holds {name!r}, which is none of the {len(known)} known combinations")
         configs = plan[known[name]]
         if dispatch and None not in configs:
-            configs.append(None)
+            configs += dispatched(known[name])
         if spec["config"] not in configs:
             configs.append(spec["config"])
     return dict(plan)
@@ -106,7 +121,12 @@ def load_plan(path: Path, dispatch: bool = True) -> Plan:
 
 def dispatch_plan(chosen: Iterable[Combination] | None = None) -> Plan:
     """Every combination, with the configuration left to dispatch."""
-    return {combination: [None] for combination in chosen or combinations()}
+    return {combination: dispatched(combination) for combination in chosen or combinations()}
+
+
+def dispatched(combination: Combination) -> list[str | None]:
+    """What leaves the choice to dispatch; fp8 also in the mode that keeps bits from depending on the batch."""
+    return [None] if combination.operand == "int8" else [None, INVARIANT]
 
 
 @dataclass

@@ -201,6 +201,32 @@ def fp8_interval(
     return torch.minimum(*ends), contract(acc, scale_a, scale_b, bias, out_dtype), torch.maximum(*ends)
 
 
+def fp8_error_of_slices(a: torch.Tensor, b: torch.Tensor, slices: int) -> torch.Tensor:
+    """As `fp8_error`, for a kernel that sums equal slices of K each by itself, then adds them in float32, in order."""
+    ulp32 = 2.0**-24
+    total = error = torch.zeros(a.shape[0], b.shape[1], dtype=torch.float64, device=a.device)
+    for number, (part_a, part_b) in enumerate(_slices(a, b, slices)):
+        total = total + part_a.double() @ part_b.double()
+        error = error + fp8_error(part_a, part_b)
+        if number:
+            error = error + ulp32 * (total.abs() + error)
+    return error
+
+
+def hopper_fp8_accumulate_slices(a: torch.Tensor, b: torch.Tensor, slices: int) -> torch.Tensor:
+    """As `hopper_fp8_accumulate`, for a kernel that sums equal slices of K and adds them in float32, in order."""
+    parts = [hopper_fp8_accumulate(*part) for part in _slices(a, b, slices)]
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total
+
+
+def _slices(a: torch.Tensor, b: torch.Tensor, slices: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    width = a.shape[1] // slices
+    return [(a[:, k : k + width], b[k : k + width]) for k in range(0, slices * width, width)]
+
+
 def hopper_fp8_accumulate(
     a: torch.Tensor, b: torch.Tensor, *, promotion: int | None = None, cells: int = 1 << 27
 ) -> torch.Tensor:

@@ -29,6 +29,9 @@ def eager_calls(names: set[str]) -> dict[str, Callable[[], object]]:
         scaled_mm = cutlass_w8a8.scaled_mm
         calls["ours, output given"] = lambda: scaled_mm(a, b, x.scale_a, x.scale_b, bfloat16, out=x.out)
         calls["ours, output allocated"] = lambda: scaled_mm(a, b, x.scale_a, x.scale_b, bfloat16)
+        prepared = cutlass_w8a8.prepare(b, x.scale_b, bfloat16)
+        calls["ours prepared, output given"] = lambda: prepared(a, x.scale_a, out=x.out)
+        calls["ours prepared, output allocated"] = lambda: prepared(a, x.scale_a)
     if "vllm" in names:
         operator: Any = torch.ops._C.cutlass_scaled_mm
 

@@ -140,7 +140,6 @@ def test_calls_are_launched_as_the_overlap_says(monkeypatch: pytest.MonkeyPatch)
     assert seen == [{"config": CONFIGS[0], "overlap": "weights"}]
 
 
-
 def test_measuring_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure.torch.cuda, "is_available", lambda: False)
     with pytest.raises(UnsupportedError, match="torch sees none; plan, compile and fit do without"):
