@@ -23,8 +23,18 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 SECTIONS = (
-    "correctness", "portable", "graph", "compile", "arguments", "quantize", "overlap", "encoder", "sanitizer", "devices", "host",
-)  # fmt: skip
+    "correctness",
+    "portable",
+    "graph",
+    "compile",
+    "arguments",
+    "quantize",
+    "overlap",
+    "encoder",
+    "sanitizer",
+    "devices",
+    "host",
+)
 
 
 def parse() -> argparse.Namespace:

@@ -33,12 +33,17 @@ def choose(problem: Problem) -> KernelConfig | None:
     Raises:
         TableError: a table that ``CUTLASS_W8A8_TABLES`` names cannot be used.
     """
-    section = _section(problem)
-    if section is None:
-        return None
-    whole_k = problem.needs_whole_k
-    usable = _usable(section, problem.arch, problem.operand, problem.out, problem.epilogue, whole_k)
-    row = pick(section, usable, problem.m, problem.n, problem.k, problem.sm_count)
+    sections = _sections(problem)
+    extents = problem.m, problem.n, problem.k
+    usable = [
+        _usable(section, problem.arch, problem.operand, problem.out, problem.epilogue, problem.needs_whole_k)
+        for section in sections
+    ]
+    # What was measured in a weaker mode says more than what the model makes of a stronger one.
+    for section, rows in zip(sections, usable, strict=True):
+        if (row := measured(section, rows, *extents, problem.sm_count)) is not None:
+            return row.config
+    row = modelled(usable[0], *extents, problem.sm_count) if sections else None
     return None if row is None else row.config
 
 
@@ -46,8 +51,21 @@ def pick(
     section: Section, usable: Mapping[KernelConfig, Row], m: int, n: int, k: int, sm_count: int | None
 ) -> Row | None:
     """Of ``usable``, rows of ``section`` by configuration, the one to serve an m x n x k problem; None if none fits."""
+    return measured(section, usable, m, n, k, sm_count) or modelled(usable, m, n, k, sm_count)
+
+
+def measured(
+    section: Section, usable: Mapping[KernelConfig, Row], m: int, n: int, k: int, sm_count: int | None
+) -> Row | None:
+    """Of the rows measured at m x n x k, or at the M around it, the one expected to take least; None if none was."""
     near = _measured(section.measured.get((n, k), ()), m)
-    fitting = [row for row in near if row.config in usable] or [row for row in usable.values() if row.fits(m, n, k)]
+    fitting = [row for row in near if row.config in usable]
+    return min(fitting, key=lambda row: row.time(m, n, k, sm_count), default=None)
+
+
+def modelled(usable: Mapping[KernelConfig, Row], m: int, n: int, k: int, sm_count: int | None) -> Row | None:
+    """The row expected to take least; None if none fits."""
+    fitting = [row for row in usable.values() if row.fits(m, n, k)]
     return min(fitting, key=lambda row: row.time(m, n, k, sm_count), default=None)
 
 
@@ -81,10 +99,13 @@ def _files(text: str) -> list[Path]:
     return [path]
 
 
-def _section(problem: Problem) -> Section | None:
+def _sections(problem: Problem) -> list[Section]:
+    """Those of the first table that has any, for the problem's mode and for weaker ones, in this order.
+
+    A mode that was not measured goes by the next weaker one: what else a kernel waits for changes its rank little.
+    """
     if problem.device is None:
-        return None
-    # A mode that was not measured goes by the next weaker one: what else a kernel waits for changes its rank little.
+        return []
     modes = OVERLAPS[OVERLAPS.index(problem.overlap) :: -1]
     for table in tables():
         if table.device != problem.device or table.arch is not problem.arch:
@@ -92,10 +113,10 @@ def _section(problem: Problem) -> Section | None:
         # The same name with other multiprocessors is a part of the device, or one that was only asked about.
         if problem.sm_count not in (None, table.sm_count):
             continue
-        for mode in modes:
-            if (section := table.sections.get((problem.operand, mode))) is not None:
-                return section
-    return None
+        keys = [(problem.operand, mode) for mode in modes]
+        if found := [table.sections[key] for key in keys if key in table.sections]:
+            return found
+    return []
 
 
 def _measured(intervals: tuple[Interval, ...], m: int) -> tuple[Row, ...]:

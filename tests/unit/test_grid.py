@@ -127,6 +127,7 @@ def test_bit_classes() -> None:
     assert bit_class(INT8, "64x64x128_ws_streamk_split4") == "exact"
     assert bit_class(FP8, None) == bit_class(FP8, "64x64x128_1x1_pingpong_swap_s4_swizzle2") == "fast"
     assert bit_class(FP8, "64x64x128_ws_accurate") == "accurate"
+    assert bit_class(FP8, "64x16x256_ws_swap_slices4") == "slices4" and bit_class(FP8, "invariant") == "fast"
     assert bit_class(FP8, "64x64x128_ws_streamk_split2") != bit_class(FP8, "64x64x128_ws_streamk_split4")
 
 
@@ -134,7 +135,7 @@ def test_plan(tmp_path: Path) -> None:
     spec = {"arch": "sm90", "operand": "e4m3", "out": "bf16", "epilogue": FP8.epilogue, "config": "64x16x128_ws"}
     path = tmp_path / "plan.json"
     path.write_text(json.dumps([json.dumps(spec), spec, spec | {"config": "64x16x128_ws_swap"}]))
-    assert load_plan(path) == {FP8: [None, "64x16x128_ws", "64x16x128_ws_swap"]}
+    assert load_plan(path) == {FP8: [None, "invariant", "64x16x128_ws", "64x16x128_ws_swap"]}
     assert load_plan(path, dispatch=False) == {FP8: ["64x16x128_ws", "64x16x128_ws_swap"]}
     path.write_text(json.dumps([spec | {"out": "int8"}]))
     with pytest.raises(ValueError, match="none of the 96"):

@@ -141,6 +141,23 @@ def test_bound_admits_the_modelled_hardware(shape: cases.Shape, wide: bool) -> N
     assert bool(((split - acc).abs() <= ref.fp8_error(inputs.a, inputs.b, split=True)).all())
 
 
+def test_slices_are_summed_each_by_itself() -> None:
+    inputs = cases.make_inputs((5, 24, 208), cases.FP8, seed=3)
+    assert torch.equal(
+        ref.hopper_fp8_accumulate_slices(inputs.a, inputs.b, 1), ref.hopper_fp8_accumulate(inputs.a, inputs.b)
+    )
+    # The same slices with zeros between them, so that none begins within a group of 32.
+    a, b = (torch.zeros(shape, dtype=torch.uint8).view(cases.FP8) for shape in ((5, 256), (256, 24)))
+    for here, there in ((0, 0), (104, 128)):
+        a.view(torch.uint8)[:, there : there + 104] = inputs.a.view(torch.uint8)[:, here : here + 104]
+        b.view(torch.uint8)[there : there + 104] = inputs.b.contiguous().view(torch.uint8)[here : here + 104]
+    halves = [ref.hopper_fp8_accumulate(a[:, part], b[part]) for part in (slice(0, 128), slice(128, 256))]
+    model = ref.hopper_fp8_accumulate_slices(inputs.a, inputs.b, 2)
+    assert torch.equal(model, halves[0] + halves[1])
+    error = ref.fp8_error_of_slices(inputs.a, inputs.b, 2)
+    assert ((model.double() - ref.exact_accumulator(inputs.a, inputs.b)).abs() <= error).all()
+
+
 def test_modelled_hardware_differs_from_exact_as_often_as_measured() -> None:
     """On an H200 about 27 % of bf16 outputs differed from the exact ones at K = 4096: so do the model's."""
     inputs = cases.make_inputs((32, 64, 4096), cases.FP8)

@@ -129,6 +129,17 @@ def test_modes_that_were_not_measured_go_by_the_next_weaker(tmp_path: Path, monk
     assert [at(16, overlap=mode) for mode in ("none", "launch", "weights")] == [MIDDLE, LARGE, LARGE]
 
 
+def test_what_a_weaker_mode_measured_goes_before_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = [{"n": 4096, "k": 4096, "intervals": [[16, 16, LARGE]]}]
+    more = [{"n": 4096, "k": 4096, "intervals": [[16, 16, MIDDLE], [700, 700, MIDDLE]]}]
+    sections = [
+        CONTENT["tables"][0] | {"measured": more},
+        CONTENT["tables"][0] | {"overlap": "weights", "measured": few},
+    ]
+    monkeypatch.setenv("CUTLASS_W8A8_TABLES", str(write(tmp_path / "table.json", tables=sections)))
+    assert at(16, overlap="weights") == LARGE and at(700, overlap="weights") == MIDDLE
+
+
 def test_batch_invariance_leaves_out_what_divides_k(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     split = "128x64x128_1x1_cooperative_streamk_split2"
     rows = [{"config": split, "cost": [0.01, 1.0, 0.0, 0.0, 8.0]}, {"config": LARGE, "cost": [2.5, 1.0, 0.5, 3.0, 4.0]}]
