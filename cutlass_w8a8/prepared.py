@@ -14,6 +14,7 @@ from cutlass_w8a8 import calls
 from cutlass_w8a8.calls import signature
 from cutlass_w8a8.errors import ArgumentError
 from cutlass_w8a8.ops import PLAIN, evaluated, traced
+from cutlass_w8a8.problem import Overlap
 from cutlass_w8a8.request import check_kinds, refuse_gradients
 from cutlass_w8a8.settings import options
 from cutlass_w8a8.support import Config
@@ -40,9 +41,11 @@ def prepare(
     It spends less host time than the plain call, and by default loads weights while the kernel before it still runs.
 
     Args:
-        b, scale_b, bias, azp_adj: constant operands, as `scaled_mm` and `scaled_mm_azp` take them. They are kept, must
-            not be replaced by other memory (``.data =``, ``resize_``), and with ``overlap="weights"`` b must not be
-            written by work that may still run when a call is made; synchronise after loading or updating it.
+        b, scale_b, bias, azp_adj: constant operands, as `scaled_mm` and `scaled_mm_azp` take them. They are kept, and
+            must not be given other memory after the first call (``.data =``, ``.cuda()`` of their module). With
+            ``overlap="weights"`` b must not be written by work that may still run when a call is made. This function
+            waits for what is on the current stream now; after updating b in place synchronise again, and do not write
+            it within a graph that also holds calls.
         out_dtype, config, batch_invariant: as in `scaled_mm`.
         overlap: as in `scaled_mm`.
 
@@ -61,6 +64,7 @@ class _Common:
         launch: `calls.Resolved.launch` of what it resolves to.
         dtype, index: the activations' type and device.
         shape: of the result.
+        b: address of the weights.
         rest: addresses of the operands after scale_a.
         generation: what it is valid as long as.
     """
@@ -69,6 +73,7 @@ class _Common:
     dtype: torch.dtype
     index: int
     shape: tuple[int, ...]
+    b: int
     rest: tuple[int, ...]
     generation: object
 
@@ -89,12 +94,15 @@ class PreparedMM:
     ) -> None:
         activation = torch.empty(0)
         check_kinds(activation, b, activation, scale_b, out_dtype, bias, azp_adj, None, None)
-        refuse_gradients(b, scale_b, bias)
+        if torch.is_grad_enabled():
+            refuse_gradients(scale_b, bias)
         options(config, overlap, batch_invariant)
         self._given = (config, overlap, batch_invariant)
         self._b, self._scale_b, self._out_dtype, self._bias, self._azp_adj = b, scale_b, out_dtype, bias, azp_adj
         self._plain = type(b) in PLAIN and type(scale_b) in PLAIN and not b.is_meta
-        self._b_address = b.data_ptr() if self._plain and b.is_cuda else 0
+        if b.is_cuda and overlap == Overlap.WEIGHTS.value and not torch.cuda.is_current_stream_capturing():
+            # What makes b may still run, and lets calls start that do not wait for it.
+            torch.cuda.current_stream(b.device).synchronize()
         self._kept: dict[tuple[Any, ...], calls.Resolved] = {}
         # Those of them that the shapes of contiguous tensors tell apart.
         self._common: dict[tuple[torch.Size, torch.Size, torch.Size | None], _Common] = {}
@@ -133,13 +141,16 @@ class PreparedMM:
             ):
                 if out is None:
                     result = torch.empty(found.shape, dtype=self._out_dtype, device=a.device)
-                elif out.dtype is self._out_dtype and out.is_contiguous() and out.get_device() == found.index:
+                elif (
+                    out.dtype is self._out_dtype
+                    and out.is_contiguous()
+                    and out.get_device() == found.index
+                    and not out.is_neg()
+                ):
                     result = out
                 else:
                     return self._call(a, scale_a, azp, out)
-                found.launch(
-                    found.index, a.data_ptr(), self._b_address, result.data_ptr(), scale_a.data_ptr(), *found.rest
-                )
+                found.launch(found.index, a.data_ptr(), found.b, result.data_ptr(), scale_a.data_ptr(), *found.rest)
                 return result
         return self._call(a, scale_a, azp, out)
 
@@ -167,7 +178,7 @@ class PreparedMM:
         request = resolved.request
         result = torch.empty((request.m, request.n), dtype=self._out_dtype, device=a.device) if out is None else out
         operands = calls.addresses(resolved.order, given)
-        resolved.launch(a.get_device(), a.data_ptr(), self._b_address, result.data_ptr(), *operands)
+        resolved.launch(a.get_device(), a.data_ptr(), self._b.data_ptr(), result.data_ptr(), *operands)
         return result if out is not None or a.dim() == 2 else result.view(request.shape)
 
     def _traced(self, a: Tensor, scale_a: Tensor, azp: Tensor | None, out: Tensor | None) -> Tensor:
@@ -206,6 +217,7 @@ class PreparedMM:
                     a.dtype,
                     a.get_device(),
                     resolved.request.shape,
+                    self._b.data_ptr(),
                     calls.addresses(resolved.order[1:], given),
                     self._generation,
                 )

@@ -68,7 +68,7 @@ def check(
             was given, what is accepted and a remedy.
     """
     check_kinds(a, b, scale_a, scale_b, out_dtype, bias, azp_adj, azp, out)
-    for name, tensor in (("scale_a", scale_a), ("scale_b", scale_b), ("bias", bias)):
+    for name, tensor in (("scale_a", scale_a), ("scale_b", scale_b), ("bias", bias), ("out", out)):
         if tensor is not None and tensor.is_neg():
             raise ArgumentError(f"{name} is a lazily negated view; pass {name}.resolve_neg()")
     operand, out_type = _types(a, b, out_dtype)

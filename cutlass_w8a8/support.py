@@ -9,7 +9,7 @@ import torch
 
 from cutlass_w8a8.arch import Arch, Capability, match, spell
 from cutlass_w8a8.config import KernelConfig
-from cutlass_w8a8.dispatch import select, validate
+from cutlass_w8a8.dispatch import in_grid, select, validate
 from cutlass_w8a8.dtypes import OPERAND_DTYPES, OUTPUT_DTYPES
 from cutlass_w8a8.errors import ArgumentError, ConfigError, UnsupportedError
 from cutlass_w8a8.evt.epilogues import Azp, EpilogueSpec
@@ -210,6 +210,11 @@ def choose(
         raise ConfigError(
             f"config {chosen.name!r} divides K among {chosen.slices} blocks, so K must be a multiple of "
             f"{chosen.k_multiple}; it is {request.k}"
+        )
+    if not in_grid(chosen, request.m, request.n):
+        raise ConfigError(
+            f"config {chosen.name!r} needs more blocks than a launch has for {request.m}x{request.n}; use a persistent "
+            "schedule (pingpong or cooperative)"
         )
     if problem.needs_whole_k and chosen.divides_k:
         raise ConfigError(

@@ -7,10 +7,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import exp, log2
 
-from cutlass_w8a8.config import KernelConfig
+from cutlass_w8a8.config import KernelConfig, Schedule
 from cutlass_w8a8.dtypes import DType
 
 UNBOUNDED = 2**31
+# Blocks along y, of every architecture.
+MAX_GRID_Y = 65535
 
 
 @dataclass(frozen=True)
@@ -127,6 +129,13 @@ def blocks(config: KernelConfig, m: int, n: int) -> int:
     return along_m * _round_up(along_n, strip * config.cluster[1]) * config.slices
 
 
+def in_grid(config: KernelConfig, m: int, n: int) -> bool:
+    """Whether a launch grid holds the blocks of an m x n problem: a schedule without persistent blocks needs one each."""
+    columns = m if config.swap_ab else n
+    needed = _round_up(-(-columns // config.tile[1]), config.cluster[1])
+    return config.schedule is not Schedule.WARP_SPECIALIZED or needed <= MAX_GRID_Y
+
+
 def traffic(m: int, n: int, k: int) -> int:
     """Bytes that an m x n x k problem moves at least: 8-bit operands in, 16-bit results out."""
     return n * k + m * k + 2 * m * n
@@ -148,8 +157,13 @@ class Row:
     min_k: int = 0
 
     def fits(self, m: int, n: int, k: int) -> bool:
-        """Whether an m x n x k problem is within this row's bounds."""
-        return self.min_m <= m <= self.max_m and self.min_n <= n <= self.max_n and self.takes(k)
+        """Whether an m x n x k problem is within this row's bounds, and those of the device."""
+        return (
+            self.min_m <= m <= self.max_m
+            and self.min_n <= n <= self.max_n
+            and self.takes(k)
+            and in_grid(self.config, m, n)
+        )
 
     def takes(self, k: int) -> bool:
         """Whether ``k`` is long enough, and can be divided as the configuration asks."""

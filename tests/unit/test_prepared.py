@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -93,6 +94,29 @@ def test_wrong_arguments() -> None:
         cutlass_w8a8.scaled_mm(x["a"], x["b"], x["scale_a"], x["scale_b"], batch_invariant=1)  # type: ignore[arg-type]
 
 
+def test_weights_may_be_parameters_without_gradients_being_asked() -> None:
+    """An fp8 parameter requires a gradient by default, and is a weight all the same."""
+    x = operands(torch.float8_e4m3fn)
+    weight = torch.nn.Parameter(x["b"].t()).t()
+    scale = torch.nn.Parameter(x["scale_b"])
+    with torch.no_grad():
+        mm = cutlass_w8a8.prepare(weight, scale)
+        expected = cutlass_w8a8.scaled_mm(x["a"], x["b"], x["scale_a"], x["scale_b"])
+        assert torch.equal(mm(x["a"], x["scale_a"]), expected)
+    with pytest.raises(ArgumentError, match="requires a gradient"):
+        cutlass_w8a8.prepare(weight, scale)
+
+
+def test_zero_points_without_sums_are_refused_each_time() -> None:
+    """What was kept for the call without them is not used for it."""
+    x = operands(torch.int8)
+    out = torch.empty(M, N, dtype=torch.bfloat16)
+    given = x["a"], x["b"], x["scale_a"], x["scale_b"]
+    torch.ops.cutlass_w8a8.scaled_mm_out(out, *given)
+    with pytest.raises(ArgumentError, match="azp is given without azp_adj"):
+        torch.ops.cutlass_w8a8.scaled_mm_out(out, *given, azp=x["azp"])
+
+
 def test_context_of_batch_invariance(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls see it at once, prepared ones as well, and what was kept before it is not used within it."""
     seen: list[bool] = []
@@ -130,5 +154,9 @@ def test_what_divides_k() -> None:
         asked(torch.float8_e4m3fn, 80)
     with pytest.raises(ConfigError, match="changes the bits of fp8 sums"):
         asked(torch.float8_e4m3fn, 64, batch_invariant=True)
+    with pytest.raises(ConfigError, match="needs more blocks than a launch has for 1100000x24"):
+        x = operands(torch.int8)
+        request = check(x["a"], x["b"], x["scale_a"], x["scale_b"], torch.bfloat16, None, None, None, None)
+        choose(replace(request, m=1_100_000), SM90, KernelConfig.parse("64x16x256_ws_swap"))
     # int8 sums are exact.
     assert asked(torch.int8, 64, batch_invariant=True) == KernelConfig.parse(SLICED).name
