@@ -130,7 +130,7 @@ def blocks(config: KernelConfig, m: int, n: int) -> int:
 
 
 def in_grid(config: KernelConfig, m: int, n: int) -> bool:
-    """Whether a launch grid holds the blocks of an m x n problem: a schedule without persistent blocks needs one each."""
+    """Whether a launch grid holds the blocks of an m x n problem: without persistent blocks, one a tile."""
     columns = m if config.swap_ab else n
     needed = _round_up(-(-columns // config.tile[1]), config.cluster[1])
     return config.schedule is not Schedule.WARP_SPECIALIZED or needed <= MAX_GRID_Y

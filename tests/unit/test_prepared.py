@@ -154,9 +154,9 @@ def test_what_divides_k() -> None:
         asked(torch.float8_e4m3fn, 80)
     with pytest.raises(ConfigError, match="changes the bits of fp8 sums"):
         asked(torch.float8_e4m3fn, 64, batch_invariant=True)
+    x = operands(torch.int8)
+    request = check(x["a"], x["b"], x["scale_a"], x["scale_b"], torch.bfloat16, None, None, None, None)
     with pytest.raises(ConfigError, match="needs more blocks than a launch has for 1100000x24"):
-        x = operands(torch.int8)
-        request = check(x["a"], x["b"], x["scale_a"], x["scale_b"], torch.bfloat16, None, None, None, None)
         choose(replace(request, m=1_100_000), SM90, KernelConfig.parse("64x16x256_ws_swap"))
     # int8 sums are exact.
     assert asked(torch.int8, 64, batch_invariant=True) == KernelConfig.parse(SLICED).name
