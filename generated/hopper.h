@@ -218,7 +218,7 @@ struct SlicedEpilogue : Base {
       }
       return cute::make_tuple(load_state, store_state);
     }
-    cutlass::arch::ClusterTransactionBarrier::wait(&exchange.full, 0);
+    wait(&exchange.full);
     CUTLASS_PRAGMA_UNROLL
     for (int from = 1; from < Slices; ++from) {
       CUTLASS_PRAGMA_UNROLL
@@ -236,6 +236,19 @@ struct SlicedEpilogue : Base {
   }
 
  private:
+  // Waits for the barrier's first phase, and acquires what other blocks of the cluster released to it.
+  CUTLASS_DEVICE static void wait(uint64_t* barrier) {
+    uint32_t const address = cute::cast_smem_ptr_to_uint(barrier);
+    uint32_t done;
+    do {
+      asm volatile(
+          "{ .reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], 0; selp.u32 %0, 1, 0, p; }"
+          : "=r"(done)
+          : "r"(address)
+          : "memory");
+    } while (!done);
+  }
+
   template <class Value>
   CUTLASS_DEVICE static uint32_t bits(Value value) {
     return reinterpret_cast<uint32_t const&>(value);

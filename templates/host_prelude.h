@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <new>
 
 // Take the tensor-map encoder from below instead of asking the runtime for it at every call.
 #define CUTLASS_ENABLE_DIRECT_CUDA_DRIVER_CALL 1
@@ -94,6 +95,34 @@ inline int refused(Call const& call, int operands) {
   }
   return low % 16 ? kMisaligned : overlaps ? kOverlapping : 0;
 }
+
+// The kernel parameter and the grid of recent launches, by what they were made from: in a model that serves, the same
+// calls come again at each step. Lives in thread-local storage, which is zero at first; entries are found by the address
+// of what Python keeps of a call.
+template <class Params>
+struct Recent {
+  struct Entry {
+    Call call;
+    uint32_t grid[3];
+    alignas(Params) unsigned char params[sizeof(Params)];
+
+    bool holds(Call const& wanted) const {
+      // All but the stream, which comes first. No call has a null function, and a Call has no padding.
+      return !memcmp(reinterpret_cast<char const*>(&call) + sizeof(void*),
+                     reinterpret_cast<char const*>(&wanted) + sizeof(void*), sizeof(Call) - sizeof(void*));
+    }
+
+    void set(Call const& made_from, Params const& made, dim3 blocks) {
+      call = made_from;
+      grid[0] = blocks.x, grid[1] = blocks.y, grid[2] = blocks.z;
+      new (params) Params(made);
+    }
+  };
+
+  Entry entries[64];
+
+  Entry& at(Call const* kept) { return entries[reinterpret_cast<uint64_t>(kept) / 64 % 64]; }
+};
 
 inline void* driver_function(char const* name) {
   static void* const library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);

@@ -228,13 +228,13 @@ extern "C" W8A8_EXPORT int w8a8_launch(Call const* kept, Pointers const* pointer
   Call call = *kept;
   static_cast<Pointers&>(call) = *pointers;
   if (int const refused = w8a8::refused(call, 5)) return refused;
+  dim3 const cluster(1, 1, 1);
   auto const args = arguments(call);
   Params params(args, call.sm_count, call.blocks_per_sm);
   if (params.init_workspace(call.workspace, static_cast<cudaStream_t>(call.stream)) != cutlass::Status::kSuccess) {
     return w8a8::kWorkspace;
   }
   dim3 const grid = params.get_grid_dims();
-  dim3 const cluster(1, 1, 1);
   return w8a8::launch(call, &params, grid, GemmKernel::kThreadCount, sizeof(SharedStorage), cluster,
                       /*dependent=*/false);
 }

@@ -204,11 +204,17 @@ extern "C" W8A8_EXPORT int w8a8_launch(Call const* kept, Pointers const* pointer
   Call call = *kept;
   static_cast<Pointers&>(call) = *pointers;
   if (int const refused = w8a8::refused(call, 4)) return refused;
-  auto const args = arguments(call);
-  Params params(args, call.sm_count, call.blocks_per_sm);
-  dim3 const grid = params.get_grid_dims();
   dim3 const cluster(1, 1, 1);
-  return w8a8::launch(call, &params, grid, GemmKernel::kThreadCount, sizeof(SharedStorage), cluster,
+  static thread_local w8a8::Recent<Params> recent;
+  auto& entry = recent.at(kept);
+  if (!entry.holds(call)) {
+    auto const args = arguments(call);
+    Params params(args, call.sm_count, call.blocks_per_sm);
+    dim3 const grid = params.get_grid_dims();
+    entry.set(call, params, grid);
+  }
+  dim3 const grid(entry.grid[0], entry.grid[1], entry.grid[2]);
+  return w8a8::launch(call, entry.params, grid, GemmKernel::kThreadCount, sizeof(SharedStorage), cluster,
                       /*dependent=*/false);
 }
 

@@ -209,6 +209,7 @@ extern "C" W8A8_EXPORT int w8a8_launch(Call const* kept, Pointers const* pointer
   Call call = *kept;
   static_cast<Pointers&>(call) = *pointers;
   if (int const refused = w8a8::refused(call, 2)) return refused;
+  dim3 const cluster(1, 1, 1);
   auto const args = arguments(call);
   if (GemmKernel::initialize_workspace(args, call.workspace, static_cast<cudaStream_t>(call.stream)) !=
       cutlass::Status::kSuccess) {
@@ -216,7 +217,6 @@ extern "C" W8A8_EXPORT int w8a8_launch(Call const* kept, Pointers const* pointer
   }
   Params params = GemmKernel::to_underlying_arguments(args, call.workspace);
   dim3 const grid = GemmKernel::get_grid_shape(params);
-  dim3 const cluster(1, 1, 1);
   return w8a8::launch(call, &params, grid, GemmKernel::MaxThreadsPerBlock, GemmKernel::SharedStorageSize, cluster,
                       /*dependent=*/false);
 }

@@ -212,11 +212,17 @@ extern "C" W8A8_EXPORT int w8a8_launch(Call const* kept, Pointers const* pointer
   Call call = *kept;
   static_cast<Pointers&>(call) = *pointers;
   if (int const refused = w8a8::refused(call, 2)) return refused;
-  auto const args = arguments(call);
-  Params params = GemmKernel::to_underlying_arguments(args, call.workspace);
-  dim3 const grid = GemmKernel::get_grid_shape(params);
   dim3 const cluster(2, 1, 1);
-  return w8a8::launch(call, &params, grid, GemmKernel::MaxThreadsPerBlock, GemmKernel::SharedStorageSize, cluster,
+  static thread_local w8a8::Recent<Params> recent;
+  auto& entry = recent.at(kept);
+  if (!entry.holds(call)) {
+    auto const args = arguments(call);
+    Params params = GemmKernel::to_underlying_arguments(args, call.workspace);
+    dim3 const grid = GemmKernel::get_grid_shape(params);
+    entry.set(call, params, grid);
+  }
+  dim3 const grid(entry.grid[0], entry.grid[1], entry.grid[2]);
+  return w8a8::launch(call, entry.params, grid, GemmKernel::MaxThreadsPerBlock, GemmKernel::SharedStorageSize, cluster,
                       /*dependent=*/call.overlap != w8a8::kNone);
 }
 

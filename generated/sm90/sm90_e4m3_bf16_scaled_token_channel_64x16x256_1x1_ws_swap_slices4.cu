@@ -219,13 +219,19 @@ extern "C" W8A8_EXPORT int w8a8_launch(Call const* kept, Pointers const* pointer
   Call call = *kept;
   static_cast<Pointers&>(call) = *pointers;
   if (int const refused = w8a8::refused(call, 2)) return refused;
-  auto const args = arguments(call);
-  Params params = GemmKernel::to_underlying_arguments(args, call.workspace);
-  // Blocks along x are slices of the tiles along m.
-  dim3 const grid(cute::ceil_div(cute::get<0>(args.problem_shape), 64) * kSlices,
-                  cute::ceil_div(cute::get<1>(args.problem_shape), 16), 1);
   dim3 const cluster(4, 1, 1);
-  return w8a8::launch(call, &params, grid, GemmKernel::MaxThreadsPerBlock, GemmKernel::SharedStorageSize + Exchange::kBytes, cluster,
+  static thread_local w8a8::Recent<Params> recent;
+  auto& entry = recent.at(kept);
+  if (!entry.holds(call)) {
+    auto const args = arguments(call);
+    Params params = GemmKernel::to_underlying_arguments(args, call.workspace);
+    // Blocks along x are slices of the tiles along m.
+    dim3 const grid(cute::ceil_div(cute::get<0>(args.problem_shape), 64) * kSlices,
+                    cute::ceil_div(cute::get<1>(args.problem_shape), 16), 1);
+    entry.set(call, params, grid);
+  }
+  dim3 const grid(entry.grid[0], entry.grid[1], entry.grid[2]);
+  return w8a8::launch(call, entry.params, grid, GemmKernel::MaxThreadsPerBlock, GemmKernel::SharedStorageSize + Exchange::kBytes, cluster,
                       /*dependent=*/call.overlap != w8a8::kNone);
 }
 
