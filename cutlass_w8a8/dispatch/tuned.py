@@ -11,7 +11,7 @@ from pathlib import Path
 from cutlass_w8a8.arch import Arch
 from cutlass_w8a8.config import KernelConfig
 from cutlass_w8a8.dispatch.rules import problems
-from cutlass_w8a8.dispatch.table import Row
+from cutlass_w8a8.dispatch.table import Cost, Row, blocks
 from cutlass_w8a8.dispatch.tables import Interval, Section, Table, read_table
 from cutlass_w8a8.dtypes import DType
 from cutlass_w8a8.errors import TableError
@@ -64,8 +64,15 @@ def measured(
 
 
 def modelled(usable: Mapping[KernelConfig, Row], m: int, n: int, k: int, sm_count: int | None) -> Row | None:
-    """The row expected to take least; None if none fits."""
-    fitting = [row for row in usable.values() if row.fits(m, n, k)]
+    """The row expected to take least; None if none fits.
+
+    Blocks divide K to occupy multiprocessors that have nothing to do: not where there are none.
+    """
+    fitting = [
+        row
+        for row in usable.values()
+        if row.fits(m, n, k) and (row.config.slices == 1 or blocks(row.config, m, n) <= (sm_count or Cost.SMS))
+    ]
     return min(fitting, key=lambda row: row.time(m, n, k, sm_count), default=None)
 
 

@@ -27,8 +27,9 @@ def fit_cost(
 ) -> tuple[Cost, float] | None:
     """The cost of ``config`` that explains its times best, and the root mean square of the relative error.
 
-    Times within a factor of the best at their point weigh by the square of that factor: where a configuration is slow,
-    it does not matter how slow.
+    Where a configuration is slower than another it does not matter how much slower it is thought to be, only that it is
+    not thought to be fast: a modelled time above the measured one weighs by the square of the best time over the
+    measured one, one below it in full.
 
     Args:
         config: the configuration.
@@ -47,11 +48,11 @@ def fit_cost(
     low, high = (torch.tensor(bound, dtype=torch.float64) for bound in (LOWER, UPPER))
     x = torch.tensor(STARTS, dtype=torch.float64)
     damping = torch.full((len(STARTS),), 1e-2, dtype=torch.float64)
-    loss = _loss(_errors(x, features, measured) * weights)
+    loss = _loss(_weighted(_errors(x, features, measured), weights))
     for _ in range(_ITERATIONS):
         step = _step(x, damping, features, measured, weights)
         tried = (x + step).clamp(low, high)
-        new = _loss(_errors(tried, features, measured) * weights)
+        new = _loss(_weighted(_errors(tried, features, measured), weights))
         better = new < loss
         x = torch.where(better[:, None], tried, x)
         loss = torch.where(better, new, loss)
@@ -81,6 +82,10 @@ def _errors(x: Tensor, features: Tensor, measured: Tensor) -> Tensor:
     return (predict(x, features) / measured).log()
 
 
+def _weighted(errors: Tensor, weights: Tensor) -> Tensor:
+    return errors * torch.where(errors < 0, 1.0, weights)
+
+
 def _loss(residuals: Tensor) -> Tensor:
     return (((residuals / _ROBUST) ** 2 + 1).sqrt() - 1).sum(-1)
 
@@ -89,8 +94,10 @@ def _step(x: Tensor, damping: Tensor, features: Tensor, measured: Tensor, weight
     """A Levenberg-Marquardt step of each start, the Jacobian by differences relative to each number's size."""
     sizes = _STEP * x.abs().clamp(min=0.01)
     moved = x[:, None, :] + torch.diag_embed(sizes)
-    residuals = _errors(x, features, measured) * weights
-    jacobian = (_errors(moved, features, measured) * weights - residuals[:, None, :]) / sizes[:, :, None]
+    errors = _errors(x, features, measured)
+    residuals = _weighted(errors, weights)
+    slopes = (_errors(moved, features, measured) - errors[:, None, :]) / sizes[:, :, None]
+    jacobian = slopes * torch.where(errors < 0, 1.0, weights)[:, None, :]
     # Numbers at a bound that would leave it are held, so that the others move as if it were fixed.
     robust = 1 / ((residuals / _ROBUST) ** 2 + 1).sqrt()
     gradient = (jacobian * (robust * residuals)[:, None, :]).sum(-1)

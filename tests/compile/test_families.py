@@ -30,7 +30,7 @@ pytestmark = pytest.mark.compile
 ROOT = Path(__file__).parents[2]
 KERNELS = (
     "sm90 e4m3 bf16 scaled_token_channel 128x128x128_2x1_pingpong",
-    "sm90 int8 fp16 azp-token-bias_token_channel 64x16x256_ws_swap",
+    "sm90 int8 fp16 azp-token-bias_token_channel 64x16x256_ws_swap_slices4",
     "sm75 int8 fp16 azp-token-bias_token_channel 64x128x128_w64x64x64_multistage_s2",
     "sm80 int8 bf16 azp-token-bias_token_channel 128x128x64_w64x64x64_multistage_s5",
     "sm89 e4m3 fp32 scaled-bias_token_channel 64x128x128_w32x64x128_multistage_s3",
