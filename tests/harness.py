@@ -72,6 +72,12 @@ def is_split(config: str | None) -> bool:
     return any(token.startswith(("split", "slices")) for token in tokens)
 
 
+def k_multiple(config: str | None) -> int:
+    """What K must be a multiple of where ``config`` divides it among the blocks of a cluster."""
+    slices = next((token[len("slices") :] for token in (config or "").split("_") if token.startswith("slices")), "1")
+    return 16 * int(slices)
+
+
 def is_accurate(config: str | None) -> bool:
     """Whether the kernel promotes fp8 partial sums to float32 registers."""
     return "accurate" in (config or "").split("_")

@@ -10,7 +10,7 @@ import torch
 
 import cutlass_w8a8
 from tests import quant_cases
-from tests.harness import Check
+from tests.harness import Check, k_multiple
 
 SECTION = "overlap"
 OVERLAPS = ("launch", "weights")
@@ -80,8 +80,7 @@ def chain(layers: list[Layer], x: torch.Tensor, overlap: str, config: str | None
 
 def serves(layers: list[Layer], config: str | None) -> bool:
     """Whether every layer's K can be divided as ``config`` asks."""
-    slices = next((int(token[6:]) for token in (config or "").split("_") if token.startswith("slices")), 1)
-    return all(layer.q.shape[1] % (16 * slices) == 0 for layer in layers)
+    return all(layer.q.shape[1] % k_multiple(config) == 0 for layer in layers)
 
 
 def chains(device: str) -> list[Check]:

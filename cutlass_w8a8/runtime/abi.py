@@ -64,7 +64,8 @@ class Library:
         end = ctypes.addressof(ctypes.c_char.in_dll(handle, "w8a8_image_end"))
         self.image = (ctypes.c_char * (end - begin)).from_address(begin)
         self.launch = handle.w8a8_launch
-        self.launch.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
+        # Addresses: of a `CALL` and `POINTERS`, or of a `QUANT_CALL` alone.
+        self.launch.argtypes = (ctypes.c_void_p,) * (2 if self.info.operands else 1)
         self.launch.restype = ctypes.c_int
         self.workspace = handle.w8a8_workspace
         self.workspace.argtypes = (ctypes.c_void_p,)
