@@ -32,7 +32,7 @@ def scaled_mm(
     *,
     out: Tensor | None = None,
     config: Config = None,
-    overlap: str = "launch",
+    overlap: str = "none",
     batch_invariant: bool | None = None,
 ) -> Tensor:
     """D = scale_a * scale_b * (a @ b) + bias, in one kernel.
@@ -56,9 +56,10 @@ def scaled_mm(
         config: a `KernelConfig` or its text form, instead of the heuristic's choice. On the CPU its form is checked,
             and it has no effect.
         overlap: how the kernel may overlap with the one before it on the stream (Hopper; elsewhere without effect).
-            ``"launch"``: it may start before that one has ended, if that one lets it, and waits for its end before it
-            touches memory; always safe. ``"weights"``: it also loads b before it waits. That is wrong if b is written
-            by work that may still run, so ask for it where weights are constant. ``"none"``: it starts afterwards.
+            ``"none"``: it starts when that one has ended. ``"launch"``: it may start before, if that one lets it, and
+            waits for its end before it touches memory. ``"weights"``: it also loads b before it waits; that is wrong if
+            b is written by work that may still run, so ask for it where weights are constant. Both rely on kernels of
+            others that are launched like this to wait for what precedes them.
         batch_invariant: whether the bits of a row must not depend on M: fp8 kernels that divide K among blocks are then
             left out. None: as the context `batch_invariant` says, and otherwise not.
 
@@ -99,7 +100,7 @@ def scaled_mm_azp(
     *,
     out: Tensor | None = None,
     config: Config = None,
-    overlap: str = "launch",
+    overlap: str = "none",
     batch_invariant: bool | None = None,
 ) -> Tensor:
     """D = scale_a * scale_b * (a @ b - azp * azp_adj) + bias for int8 operands, in one kernel.

@@ -33,12 +33,13 @@ def prepare(
     *,
     azp_adj: Tensor | None = None,
     config: Config = None,
-    overlap: str = "weights",
+    overlap: str = "none",
     batch_invariant: bool | None = None,
 ) -> PreparedMM:
     """`scaled_mm` (with ``azp_adj``: `scaled_mm_azp`) for fixed weights: a call takes activations only.
 
-    It spends less host time than the plain call, and by default loads weights while the kernel before it still runs.
+    It spends less host time than the plain call. With ``overlap="weights"`` it loads weights while the kernel before it
+    still runs.
 
     Args:
         b, scale_b, bias, azp_adj: constant operands, as `scaled_mm` and `scaled_mm_azp` take them. They are kept, and

@@ -59,7 +59,7 @@ def quantize_per_token(
     *,
     out: Tensor | None = None,
     scale: Tensor | None = None,
-    overlap: str = "launch",
+    overlap: str = "none",
 ) -> tuple[Tensor, Tensor]:
     """Quantise each row of x by a scale of its own, as the first operand of `scaled_mm`.
 
@@ -84,10 +84,9 @@ def quantize_per_token(
         dtype: torch.float8_e4m3fn or torch.int8.
         out: result tensor of x's shape and this dtype, rows may be padded; allocated if None.
         scale: float32 [M, 1], contiguous, for the scales; allocated if None.
-        overlap: ``"launch"`` has the kernel start while the one before it in the stream ends, though it reads and
-            writes nothing before that one has ended, and lets the next one start likewise if it is launched to and
-            waits itself, as `scaled_mm` is by default. ``"none"`` is an ordinary launch, and the only
-            one of kernels for GPUs before 9.0.
+        overlap: ``"none"`` is an ordinary launch, and the only one of kernels for GPUs before 9.0. ``"launch"`` has the
+            kernel start while the one before it in the stream ends, though it reads and writes nothing before that one
+            has ended, and lets the next one start likewise if it is launched to, as `scaled_mm` can be.
 
     Returns:
         q, of x's shape, and the scales, float32 [M, 1]: ``x`` is about ``scale * q``.
@@ -230,7 +229,7 @@ def quantize_rows(x: Tensor, target: DType) -> tuple[Tensor, Tensor]:
     return torch.where(scaled.isnan(), _E4M3_NAN, bits).to(torch.uint8).view(TORCH_DTYPES[target]), scale
 
 
-def quantize_fake(x: Tensor, dtype: torch.dtype, overlap: str = "launch") -> tuple[Tensor, Tensor]:
+def quantize_fake(x: Tensor, dtype: torch.dtype, overlap: str = "none") -> tuple[Tensor, Tensor]:
     """Tensors like the results, without values, for tracing.
 
     Raises:

@@ -14,15 +14,15 @@ from cutlass_w8a8.request import check_matrices
 Tensor = torch.Tensor
 
 _OPERANDS = "Tensor a, Tensor b, Tensor scale_a, Tensor scale_b"
-_OPTIONS = "str? config=None, str overlap='launch', bool? batch_invariant=None"
+_OPTIONS = "str? config=None, str overlap='none', bool? batch_invariant=None"
 SCHEMAS = (
     f"scaled_mm({_OPERANDS}, ScalarType out_dtype, Tensor? bias=None, {_OPTIONS}) -> Tensor",
     f"scaled_mm_azp({_OPERANDS}, ScalarType out_dtype, Tensor azp_adj, Tensor? azp=None, Tensor? bias=None, {_OPTIONS})"
     + " -> Tensor",
     f"scaled_mm_out(Tensor(a!) out, {_OPERANDS}, Tensor? azp_adj=None, Tensor? azp=None, Tensor? bias=None, {_OPTIONS})"
     + " -> ()",
-    "quantize_per_token(Tensor x, ScalarType dtype, str overlap='launch') -> (Tensor, Tensor)",
-    "quantize_per_token_out(Tensor(a!) out, Tensor(b!) scale, Tensor x, str overlap='launch') -> ()",
+    "quantize_per_token(Tensor x, ScalarType dtype, str overlap='none') -> (Tensor, Tensor)",
+    "quantize_per_token_out(Tensor(a!) out, Tensor(b!) scale, Tensor x, str overlap='none') -> ()",
 )
 
 _library = torch.library.Library("cutlass_w8a8", "DEF")  # type: ignore[no-untyped-call]
@@ -38,7 +38,7 @@ def _scaled_mm(
     out_dtype: torch.dtype,
     bias: Tensor | None = None,
     config: str | None = None,
-    overlap: str = "launch",
+    overlap: str = "none",
     batch_invariant: bool | None = None,
 ) -> Tensor:
     return _run(a, b, scale_a, scale_b, out_dtype, None, None, bias, None, config, overlap, batch_invariant)
@@ -54,7 +54,7 @@ def _scaled_mm_azp(
     azp: Tensor | None = None,
     bias: Tensor | None = None,
     config: str | None = None,
-    overlap: str = "launch",
+    overlap: str = "none",
     batch_invariant: bool | None = None,
 ) -> Tensor:
     return _run(a, b, scale_a, scale_b, out_dtype, azp_adj, azp, bias, None, config, overlap, batch_invariant)
@@ -70,17 +70,17 @@ def _scaled_mm_out(
     azp: Tensor | None = None,
     bias: Tensor | None = None,
     config: str | None = None,
-    overlap: str = "launch",
+    overlap: str = "none",
     batch_invariant: bool | None = None,
 ) -> None:
     _run(a, b, scale_a, scale_b, out.dtype, azp_adj, azp, bias, out, config, overlap, batch_invariant)
 
 
-def _quantize(x: Tensor, dtype: torch.dtype, overlap: str = "launch") -> tuple[Tensor, Tensor]:
+def _quantize(x: Tensor, dtype: torch.dtype, overlap: str = "none") -> tuple[Tensor, Tensor]:
     return quantize._run(x, dtype, None, None, overlap)
 
 
-def _quantize_out(out: Tensor, scale: Tensor, x: Tensor, overlap: str = "launch") -> None:
+def _quantize_out(out: Tensor, scale: Tensor, x: Tensor, overlap: str = "none") -> None:
     quantize._run(x, out.dtype, out, scale, overlap)
 
 

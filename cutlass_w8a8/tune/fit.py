@@ -9,7 +9,7 @@ from math import log
 from cutlass_w8a8.config import KernelConfig
 from cutlass_w8a8.dispatch.table import UNBOUNDED, Corrected, Row
 from cutlass_w8a8.dispatch.tables import Interval, Section, Table
-from cutlass_w8a8.dispatch.tuned import pick
+from cutlass_w8a8.dispatch.tuned import pick, prior_of
 from cutlass_w8a8.dtypes import DType
 from cutlass_w8a8.tune.costs import fit_cost
 from cutlass_w8a8.tune.cover import cover
@@ -89,8 +89,9 @@ def losses(table: Table, measured: Measurements, by_model: bool = False) -> list
             continue
         usable = {row.config: row for row in section.rows}
         asked = Section(section.rows, {}) if by_model else section
+        prior = prior_of(table.arch, operand, table.sm_count)
         for extents, configs in times.items():
-            row = pick(asked, usable, *extents, table.sm_count)
+            row = pick(asked, usable, *extents, table.sm_count, prior)
             if row is not None:
                 us = configs.get(row.config, configs.get(row.config.compiled))
                 ratio = None if us is None else us / min(configs.values())

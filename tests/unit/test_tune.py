@@ -222,7 +222,7 @@ def test_every_problem_is_served_by_a_fitted_table(measured: Measurements) -> No
 def test_unseen_shapes_lose_little(measured: Measurements) -> None:
     losses = list(fit.unseen_losses(measured))
     assert len(losses) == 160
-    for operand, most in ((DType.E4M3, 0.025), (DType.INT8, 0.04)):
+    for operand, most in ((DType.E4M3, 0.03), (DType.INT8, 0.04)):
         mean = report.mean_loss([loss for loss in losses if loss.operand is operand])
         assert mean is not None and 0 < mean < most
 

@@ -17,6 +17,7 @@ from cutlass_w8a8.config import KernelConfig
 from cutlass_w8a8.dispatch import configs_of, select, tuned, validate
 from cutlass_w8a8.dispatch.table import Corrected, Cost, Row, blocks
 from cutlass_w8a8.dispatch.tables import SCHEMA, read_table, write_text
+from cutlass_w8a8.dispatch.waves import Waves
 from cutlass_w8a8.dtypes import DType
 from cutlass_w8a8.errors import TableError
 from cutlass_w8a8.evt.epilogues import EpilogueSpec
@@ -66,11 +67,12 @@ def at(m: int, **changes: Any) -> str:
     return select(replace(PROBLEM, m=m, **changes)).name
 
 
-def by_model(names: tuple[str, ...], m: int, n: int = 4096, k: int = 4096) -> str:
+def by_model(names: tuple[str, ...], m: int, n: int = 4096, k: int = 4096, prior_weight: int = 0) -> str:
     rows = {row.config.name: row for row in read_table(Path(os.environ["CUTLASS_W8A8_TABLES"])).sections[
         DType.E4M3, "none"
     ].rows}  # fmt: skip
-    return min(names, key=lambda name: rows[name].time(m, n, k, 132))
+    prior = {name: Waves().time(rows[name].config, m, n, k) ** prior_weight for name in names}
+    return min(names, key=lambda name: rows[name].time(m, n, k, 132) * prior[name])
 
 
 def test_text_is_read_back(table: Path, tmp_path: Path) -> None:
@@ -102,7 +104,19 @@ def test_between_measured_m_the_model_chooses_among_the_two(m: int, table: Path)
 def test_elsewhere_the_model_chooses_among_the_rows_that_fit(shape: tuple[int, int, int], table: Path) -> None:
     m, n, k = shape
     names = (SMALL, MIDDLE, LARGE) if m <= 256 else (MIDDLE, LARGE)
-    assert at(m, n=n, k=k) == by_model(names, m, n, k)
+    assert at(m, n=n, k=k) == by_model(names, m, n, k, tuned.PRIOR_WEIGHT)
+
+
+def test_a_cost_that_promises_too_much_is_not_believed_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """128 rows of a tile for one of the problem: whatever its cost says, the device model knows better."""
+    rows = [
+        {"config": SMALL, "cost": [0.6, 1.0, 0.5, 3.0, 4.0]},
+        {"config": LARGE, "cost": [0.1, 1.0, 0.1, 2.0, 5.0]},
+    ]
+    tables = [CONTENT["tables"][0] | {"rows": rows, "measured": []}]
+    monkeypatch.setenv("CUTLASS_W8A8_TABLES", str(write(tmp_path / "table.json", tables=tables)))
+    assert by_model((SMALL, LARGE), 1, 30000, 1024) == LARGE
+    assert at(1, n=30000, k=1024) == SMALL
 
 
 @pytest.mark.parametrize(
