@@ -35,7 +35,7 @@ def flags_for(spec: Spec) -> Flags:
     """The flags that compile ``spec``'s kernel."""
     defines = ["-DNDEBUG"]
     # CuTe knows the other widths of wgmma under this macro only; without it it makes such a tile of narrow ones.
-    if isinstance(spec, KernelSpec) and spec.family is Family.HOPPER and spec.config.tile[1] not in _COMMON_WGMMA:
+    if isinstance(spec, KernelSpec) and spec.config.tile[1] not in _COMMON_WGMMA and spec.family is Family.HOPPER:
         defines.append("-DCUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED")
     return Flags(
         device=(

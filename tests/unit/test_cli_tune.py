@@ -22,17 +22,17 @@ from scripts import pregenerate
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "2026-11-29-h200-configs.json"
 FACTS = {"gpu": "NVIDIA Test", "capability": "9.0", "multiprocessors": 132}
-SMALL = "--weights 4096x4096,8192x1024 --m 1,64 --max-kernels 20"
+SMALL = "--weights 4096x4096,8192x1024 --m 1,64 --max-kernels 40"
 Capture = pytest.CaptureFixture[str]
 
 
 def test_a_plan_is_what_build_and_pregenerate_read(tmp_path: Path, capsys: Capture) -> None:
     assert main(["tune", "plan", "--dir", str(tmp_path), *SMALL.split(), "--dtypes", "int8"]) == 0
-    assert "20 kernels in " in capsys.readouterr().out
+    assert "40 kernels in " in capsys.readouterr().out
     specs = batch.read_plan(tmp_path / "plan.jsonl")
-    assert len(specs) == 20 and {spec.operand for spec in specs} == {DType.INT8}
+    assert len(specs) == 40 and {spec.operand for spec in specs} == {DType.INT8}
     assert pregenerate.main(["--plan", str(tmp_path / "plan.jsonl"), "--print-plan"]) == 0
-    assert capsys.readouterr().out.count("int8") == 20
+    assert capsys.readouterr().out.count("int8") == 40
     first = (tmp_path / "plan.jsonl").read_text()
     assert main(["tune", "--dir", str(tmp_path), *SMALL.split(), "plan", "--dtypes", "int8"]) == 0
     assert (tmp_path / "plan.jsonl").read_text() == first
@@ -120,6 +120,6 @@ def test_all_steps_run_in_order_and_again_from_where_they_were(
     assert "time is up" in capsys.readouterr().out and not (tmp_path / "table.json").exists()
     before = (tmp_path / "plan.jsonl").read_bytes()
     assert main(words) == 0
-    assert compiled == [20, 20] and (tmp_path / "plan.jsonl").read_bytes() == before
+    assert compiled == [40, 40] and (tmp_path / "plan.jsonl").read_bytes() == before
     assert [plan.seconds for plan in plans] == [120.0, 120.0] and len(plans[0].points) == 6
     assert read_table(tmp_path / steps.TABLE).device == "NVIDIA Test"

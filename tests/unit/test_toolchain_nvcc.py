@@ -175,6 +175,14 @@ def test_flags() -> None:
     assert "arch=compute_90a,code=sm_90a" in plain.device
     assert "arch=compute_80,code=[sm_80,compute_80]" in sm80.device
     assert plain.to_json() != sm80.to_json()
+    # Both halves or neither: the types they share depend on it.
+    macro = "-DCUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED"
+    wide = flags_for(spec(config="128x160x128_2x1_cooperative"))
+    assert [macro in half for flags in (plain, wide, sm80) for half in (flags.device, flags.host)] == [
+        *(False, False),
+        *(True, True),
+        *(False, False),
+    ]
 
 
 def test_resources_are_those_of_the_entry() -> None:
