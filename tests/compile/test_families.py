@@ -112,8 +112,10 @@ def test_workspace_is_asked_of_the_host_half(cache: Path) -> None:
 
 def workspace(library: Library, *, lda: int, k: int = 512) -> int:
     m, n = 256, 1024
-    pointers = (0, 0, 16, 16, 16, 0) + (16,) * library.info.operands + (0,) * (8 - library.info.operands)
-    call = CALL.pack(*pointers, lda, lda, n, m, n, k, 132, 1, 1, 1, 0)
+    operands = library.info.operands
+    pointers = (0, 16, 16, 16, 0) + (16,) * operands + (0,) * (MAX_OPERANDS - operands)
+    launch, spans = (132, 1, 1, 1, 0, 0, 0), (0,) * (3 + MAX_OPERANDS)
+    call = CALL.pack(*pointers, 0, lda, lda, n, m, n, k, *launch, *spans)
     buffer = ctypes.create_string_buffer(call, CALL.size)
     return int(library.workspace(ctypes.addressof(buffer)))
 
