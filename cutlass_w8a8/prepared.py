@@ -15,7 +15,7 @@ from cutlass_w8a8.calls import signature
 from cutlass_w8a8.errors import ArgumentError
 from cutlass_w8a8.ops import PLAIN, evaluated, traced
 from cutlass_w8a8.problem import Overlap
-from cutlass_w8a8.request import check_kinds, refuse_gradients
+from cutlass_w8a8.request import check, check_kinds, refuse_gradients
 from cutlass_w8a8.settings import options
 from cutlass_w8a8.support import Config
 
@@ -104,6 +104,10 @@ class PreparedMM:
         if b.is_cuda and overlap == Overlap.WEIGHTS.value and not torch.cuda.is_current_stream_capturing():
             # What makes b may still run, and lets calls start that do not wait for it.
             torch.cuda.current_stream(b.device).synchronize()
+        if self._plain:
+            # One row of any activations: what is wrong with the weights shows now.
+            row = torch.empty((1, *b.shape[:1]), dtype=b.dtype, device=b.device)
+            check(row, b, torch.empty((1, 1), device=b.device), scale_b, out_dtype, bias, azp_adj, None, None)
         self._kept: dict[tuple[Any, ...], calls.Resolved] = {}
         # Those of them that the shapes of contiguous tensors tell apart.
         self._common: dict[tuple[torch.Size, torch.Size, torch.Size | None], _Common] = {}
@@ -122,6 +126,8 @@ class PreparedMM:
         Raises:
             W8A8Error: as `scaled_mm` says.
         """
+        if azp is not None and self._azp_adj is None:
+            raise ArgumentError("azp is given, but prepare() got no azp_adj; pass the int32 column sums of b there")
         if is_compiling():
             return self._traced(a, scale_a, azp, out)
         # The common call: plain contiguous tensors, shapes met before. What is asked here is what `_call` keeps such
@@ -154,6 +160,18 @@ class PreparedMM:
                 found.launch(found.index, a.data_ptr(), found.b, result.data_ptr(), scale_a.data_ptr(), *found.rest)
                 return result
         return self._call(a, scale_a, azp, out)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copied and pickled by its operands and options; what it keeps of calls is worked out again."""
+        return PreparedMM, (self._b, self._scale_b, self._out_dtype, self._bias, self._azp_adj, *self._given)
+
+    def __repr__(self) -> str:
+        k, n = self._b.shape
+        config, overlap, batch_invariant = self._given
+        return (
+            f"PreparedMM(k={k}, n={n}, {self._b.dtype} to {self._out_dtype}, bias={self._bias is not None}, "
+            f"azp={self._azp_adj is not None}, config={config}, overlap={overlap!r}, batch_invariant={batch_invariant})"
+        )
 
     def _call(self, a: Tensor, scale_a: Tensor, azp: Tensor | None, out: Tensor | None) -> Tensor:
         if not self._plain or type(a) not in PLAIN or type(scale_a) not in PLAIN or a.is_meta:
@@ -190,8 +208,6 @@ class PreparedMM:
     def _resolve(
         self, key: tuple[Any, ...], a: Tensor, scale_a: Tensor, azp: Tensor | None, out: Tensor | None
     ) -> calls.Resolved:
-        if azp is not None and self._azp_adj is None:
-            raise ArgumentError("azp is given, but prepare() got no azp_adj; pass the int32 column sums of b there")
         resolved = calls.resolve(
             a,
             self._b,

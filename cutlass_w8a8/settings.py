@@ -37,8 +37,9 @@ def batch_invariant() -> Iterator[None]:
     """Within this context, the bits of a row do not depend on the rows it is computed together with.
 
     The same as ``batch_invariant=True`` in every call that does not say otherwise. Only fp8 kernels that divide K among
-    blocks are left out: all others give a row the same bits whatever the M, the tile and the overlap (int8 sums are
-    exact anyhow). Holds for the whole process; do not enter or leave it while other threads make calls.
+    blocks are left out: all others give a row the same bits whatever the M, the tile and the overlap, as far as they
+    have run on a GPU (int8 sums are exact anyhow). Holds for the whole process; do not enter or leave it while other
+    threads make calls.
     """
     _invariant.append(None)
     calls.forget()

@@ -141,6 +141,8 @@ def explain(
     config: Config = None,
     capability: Capability | None = None,
     sm_count: int | None = None,
+    overlap: str = "none",
+    batch_invariant: bool = False,
 ) -> Explanation:
     """The kernel that serves this call on a device of ``capability`` (default: that of a's device).
 
@@ -159,10 +161,26 @@ def explain(
             raise ArgumentError("a is on the CPU; pass capability=(major, minor) to say for which device to explain")
         where = device(a.get_device())
         return choose(
-            request, arch_of(where), parse_config(config), sm_count=sm_count or where.sm_count, device=where.name
+            request,
+            arch_of(where),
+            parse_config(config),
+            sm_count=sm_count or where.sm_count,
+            device=where.name,
+            overlap=parse_overlap(overlap),
+            batch_invariant=batch_invariant,
         )
     found = match(_version("capability", capability, "(9, 0), as torch.cuda.get_device_capability() returns"))
-    return replace(choose(request, found.arch, parse_config(config), sm_count=sm_count), note=found.note)
+    return replace(
+        choose(
+            request,
+            found.arch,
+            parse_config(config),
+            sm_count=sm_count,
+            overlap=parse_overlap(overlap),
+            batch_invariant=batch_invariant,
+        ),
+        note=found.note,
+    )
 
 
 def choose(

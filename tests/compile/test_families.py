@@ -20,7 +20,7 @@ from cutlass_w8a8.arch import Family
 from cutlass_w8a8.cache.store import Entry
 from cutlass_w8a8.dispatch import smem_bytes
 from cutlass_w8a8.errors import ToolchainError
-from cutlass_w8a8.runtime.abi import ABI_VERSION, CALL, Library
+from cutlass_w8a8.runtime.abi import ABI_VERSION, CALL, MAX_OPERANDS, Library
 from cutlass_w8a8.spec import KernelSpec
 from cutlass_w8a8.toolchain.discover import find_toolkit, require
 from scripts import machine_code, regenerate

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from dataclasses import replace
 from typing import Any
 
@@ -105,6 +107,45 @@ def test_weights_may_be_parameters_without_gradients_being_asked() -> None:
         assert torch.equal(mm(x["a"], x["scale_a"]), expected)
     with pytest.raises(ArgumentError, match="requires a gradient"):
         cutlass_w8a8.prepare(weight, scale)
+
+
+def test_weights_are_checked_when_they_are_given() -> None:
+    x = operands(torch.int8)
+    for change, message in (
+        ({"b": x["b"].contiguous()}, "b is not contiguous along K"),
+        ({"b": x["b"].float()}, "dtype"),
+        ({"scale_b": torch.rand(5)}, "scale_b has shape"),
+        ({"bias": x["bias"].float()}, "bias has dtype"),
+        ({"azp_adj": torch.rand(N)}, "azp_adj has dtype"),
+        ({"out_dtype": torch.int32}, "out_dtype"),
+    ):
+        given: dict[str, Any] = {"b": x["b"], "scale_b": x["scale_b"], **change}
+        with pytest.raises(ArgumentError, match=message):
+            cutlass_w8a8.prepare(**given)
+
+
+def test_copies_and_pickles() -> None:
+    x = operands(torch.int8)
+    mm = cutlass_w8a8.prepare(x["b"], x["scale_b"], bias=x["bias"], config="64x16x256_ws_swap")
+    expected = mm(x["a"], x["scale_a"])
+    for other in (copy.deepcopy(mm), pickle.loads(pickle.dumps(mm))):
+        assert torch.equal(other(x["a"], x["scale_a"]), expected)
+    assert repr(mm).startswith("PreparedMM(k=64, n=24, torch.int8 to torch.bfloat16, bias=True, azp=False")
+
+
+def test_a_traced_call_refuses_zero_points_without_sums() -> None:
+    x = operands(torch.int8)
+    mm = cutlass_w8a8.prepare(x["b"], x["scale_b"])
+    with pytest.raises(Exception, match="got no azp_adj"):
+        torch.compile(mm.__call__, backend="eager")(x["a"], x["scale_a"], x["azp"])
+
+
+def test_explain_knows_the_options() -> None:
+    x = operands(torch.float8_e4m3fn)
+    given = x["a"], x["b"], x["scale_a"], x["scale_b"]
+    assert cutlass_w8a8.explain(*given, capability=(9, 0), overlap="weights", batch_invariant=True).spec
+    with pytest.raises(ConfigError, match="changes the bits of fp8 sums"):
+        cutlass_w8a8.explain(*given, capability=(9, 0), config=SLICED, batch_invariant=True)
 
 
 def test_zero_points_without_sums_are_refused_each_time() -> None:
