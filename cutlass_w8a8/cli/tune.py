@@ -247,6 +247,8 @@ def fit_step(options: argparse.Namespace) -> int:
     path = options.out or options.dir / TABLE
     path.parent.mkdir(parents=True, exist_ok=True)
     write_synced(path, write_text(table).encode())
+    # What follows takes a minute or two, and nobody need wait for it.
+    print(f"table in {path}; to use it: {TABLES_VARIABLE}={path.absolute()}", flush=True)
     own = fit.losses(table, measured)
     unseen = list(fit.unseen_losses(measured, options.within))
     for line in report.lines(table, own, fit.losses(table, measured, by_model=True), unseen):
@@ -254,7 +256,6 @@ def fit_step(options: argparse.Namespace) -> int:
     if options.points:
         for line in report.point_lines(own):
             print(line)
-    print(f"table in {path}; to use it: {TABLES_VARIABLE}={path.absolute()}")
     return 0
 
 
