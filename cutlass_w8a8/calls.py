@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -17,20 +17,25 @@ from cutlass_w8a8.evt.tree import Broadcast
 from cutlass_w8a8.problem import Overlap
 from cutlass_w8a8.request import Request, check, misaligned, overlapping
 from cutlass_w8a8.runtime.abi import OVERLAPPING
-from cutlass_w8a8.runtime.device import arch_of, current_device, device, raw_stream
+from cutlass_w8a8.runtime.device import arch_of, current_device, device, on_change, raw_stream
 from cutlass_w8a8.runtime.launch import Extents, PreparedCall
 from cutlass_w8a8.runtime.loader import LoadedKernel, load
 from cutlass_w8a8.spec import KernelSpec
 from cutlass_w8a8.support import choose
 
 Tensor = torch.Tensor
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+# Types whose data pointer is their data; any other tensor goes through the dispatcher.
+PLAIN = frozenset((Tensor, torch.nn.Parameter))
 
 # The epilogue's operands in the order calls hand them around.
 OPERANDS = ("scale_a", "scale_b", "azp", "azp_adj", "bias")
 
 # Calls by everything their validity depends on. Serving sees a bounded set of shapes; should it not, the oldest are
 # forgotten.
-_MAX_KEPT = 16384
+MAX_KEPT = 16384
 _kept: dict[tuple[Any, ...], Resolved] = {}
 # Kernels in use, so that a new shape needs no look at the cache.
 _kernels: dict[tuple[KernelSpec, int], LoadedKernel] = {}
@@ -95,12 +100,17 @@ class Resolved:
             raise overlapping() if refused == OVERLAPPING else misaligned((("a", a), ("b", b), ("out", d), *wide))
 
 
+def remember(memo: dict[Key, Value], key: Key, value: Value, most: int = MAX_KEPT) -> None:
+    """Put ``value`` into ``memo``, forgetting the oldest should there ever be more than ``most``."""
+    with _lock:
+        while len(memo) >= most:
+            memo.pop(next(iter(memo)))
+        memo[key] = value
+
+
 def keep(key: tuple[Any, ...], resolved: Resolved) -> None:
     """Have `find` give ``resolved`` for ``key``, until `forget`."""
-    with _lock:
-        while len(_kept) >= _MAX_KEPT:
-            _kept.pop(next(iter(_kept)))
-        _kept[key] = resolved
+    remember(_kept, key, resolved)
 
 
 def forget() -> None:
@@ -108,6 +118,9 @@ def forget() -> None:
     with _lock:
         _kept.clear()
         _generation[0] = object()
+
+
+on_change.append(forget)
 
 
 def generation() -> object:

@@ -6,7 +6,7 @@ import torch
 from torch.compiler import is_compiling
 
 from cutlass_w8a8 import calls
-from cutlass_w8a8.calls import signature
+from cutlass_w8a8.calls import PLAIN, signature
 from cutlass_w8a8.config import KernelConfig
 from cutlass_w8a8.errors import ArgumentError
 from cutlass_w8a8.evt.evaluate import TORCH_DTYPES, accumulate, evaluate
@@ -17,9 +17,6 @@ from cutlass_w8a8.support import Config
 Tensor = torch.Tensor
 
 _SCALES = (0, 1)
-
-# Types whose data pointer is their data; any other tensor goes through the dispatcher.
-PLAIN = frozenset((Tensor, torch.nn.Parameter))
 
 
 def scaled_mm(

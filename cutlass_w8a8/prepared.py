@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,9 +10,9 @@ import torch
 from torch.compiler import is_compiling
 
 from cutlass_w8a8 import calls
-from cutlass_w8a8.calls import signature
+from cutlass_w8a8.calls import PLAIN, signature
 from cutlass_w8a8.errors import ArgumentError
-from cutlass_w8a8.ops import PLAIN, evaluated, traced
+from cutlass_w8a8.ops import evaluated, traced
 from cutlass_w8a8.problem import Overlap
 from cutlass_w8a8.request import check, check_kinds, refuse_gradients
 from cutlass_w8a8.settings import options
@@ -112,7 +111,6 @@ class PreparedMM:
         # Those of them that the shapes of contiguous tensors tell apart.
         self._common: dict[tuple[torch.Size, torch.Size, torch.Size | None], _Common] = {}
         self._generation = calls.generation()
-        self._lock = threading.Lock()
 
     def __call__(self, a: Tensor, scale_a: Tensor, azp: Tensor | None = None, *, out: Tensor | None = None) -> Tensor:
         """D = scale_a * scale_b * (a @ b - azp * azp_adj) + bias.
@@ -220,33 +218,25 @@ class PreparedMM:
             out,
             options(*self._given),
         )
-        with self._lock:
-            while len(self._kept) >= _MAX_KEPT:
-                self._forget_oldest()
-            self._kept[key] = resolved
-            plain = a.is_contiguous() and scale_a.is_contiguous() and (out is None or out.is_contiguous())
-            if resolved.call is not None and azp is None and plain and resolved.order[0] == 0:
-                # Constant operands are kept by their addresses; scale_a comes first in every formula.
-                given = (None, self._scale_b, None, self._azp_adj, self._bias)
-                shape = None if out is None else out.shape
-                self._common[a.shape, scale_a.shape, shape] = _Common(
-                    resolved.launch,
-                    a.dtype,
-                    a.get_device(),
-                    resolved.request.shape,
-                    self._b.data_ptr(),
-                    calls.addresses(resolved.order[1:], given),
-                    self._generation,
-                )
+        calls.remember(self._kept, key, resolved, _MAX_KEPT)
+        plain = a.is_contiguous() and scale_a.is_contiguous() and (out is None or out.is_contiguous())
+        if resolved.call is not None and azp is None and plain and resolved.order[0] == 0:
+            # Constant operands are kept by their addresses; scale_a comes first in every formula.
+            given = (None, self._scale_b, None, self._azp_adj, self._bias)
+            common = _Common(
+                resolved.launch,
+                a.dtype,
+                a.get_device(),
+                resolved.request.shape,
+                self._b.data_ptr(),
+                calls.addresses(resolved.order[1:], given),
+                self._generation,
+            )
+            shapes = a.shape, scale_a.shape, None if out is None else out.shape
+            calls.remember(self._common, shapes, common, _MAX_KEPT)
         return resolved
 
-    def _forget_oldest(self) -> None:
-        self._kept.pop(next(iter(self._kept)))
-        if len(self._common) >= _MAX_KEPT:
-            self._common.clear()
-
     def _forget(self) -> None:
-        with self._lock:
-            self._kept.clear()
-            self._common.clear()
-            self._generation = calls.generation()
+        self._kept.clear()
+        self._common.clear()
+        self._generation = calls.generation()

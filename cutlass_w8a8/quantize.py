@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 from torch.compiler import is_compiling
 
 from cutlass_w8a8 import pipeline
+from cutlass_w8a8.calls import PLAIN, remember
 from cutlass_w8a8.dispatch import QUANT_SYMBOLS, quant_launch
 from cutlass_w8a8.dtypes import DType
 from cutlass_w8a8.errors import ArgumentError
@@ -25,13 +25,9 @@ from cutlass_w8a8.spec import QUANT_FLOOR, QUANT_LARGEST, QuantSpec
 Tensor = torch.Tensor
 
 # Prepared calls by everything their validity depends on; the oldest are forgotten should there ever be so many.
-_MAX_PREPARED = 16384
 _prepared: dict[tuple[Any, ...], _Prepared] = {}
 # Kernels in use, by entry point, so that a new shape needs no look at the cache.
 _kernels: dict[tuple[QuantSpec, int], dict[str, LoadedKernel]] = {}
-_lock = threading.Lock()
-# Types whose data pointer is their data; any other tensor goes through the dispatcher.
-_PLAIN = frozenset((Tensor, torch.nn.Parameter))
 # The first capability whose kernels wait for the one before them themselves.
 _OVERLAPPING = (9, 0)
 _E4M3_NAN = 0x7F
@@ -98,7 +94,7 @@ def quantize_per_token(
         CacheError: the cache cannot be written, or ``CUTLASS_W8A8_JIT=off`` and the kernel is not in it.
         LaunchError: the driver refused to load or launch the kernel.
     """
-    if is_compiling() or type(x) not in _PLAIN or x.is_meta:
+    if is_compiling() or type(x) not in PLAIN or x.is_meta:
         return _traced(x, dtype, out, scale, overlap)
     return _run(x, dtype, out, scale, overlap)
 
@@ -129,10 +125,7 @@ def _run(
         refuse_gradients(x, scale)
     if prepared is None:
         prepared = _prepare(x, dtype, out, scale, overlap)
-        with _lock:
-            while len(_prepared) >= _MAX_PREPARED:
-                _prepared.pop(next(iter(_prepared)))
-            _prepared[key] = prepared
+        remember(_prepared, key, prepared)
     request, call = prepared.request, prepared.call
     q = torch.empty(x.shape, dtype=dtype, device=x.device) if out is None else out
     if scale is None:
@@ -261,10 +254,5 @@ def _traced(
     return out, scale
 
 
-def _forget() -> None:
-    with _lock:
-        _prepared.clear()
-
-
 # Another arch's kernels are other kernels.
-on_change.append(_forget)
+on_change.append(_prepared.clear)

@@ -67,12 +67,10 @@ def use_arch(name: str, device: int | torch.device | str | None = None) -> Itera
         UnsupportedError: there is no such architecture. Calls raise it if the device cannot run its kernels.
     """
     end = force_arch(_device_index(device), arch_named(name))
-    calls.forget()
     try:
         yield
     finally:
         end()
-        calls.forget()
 
 
 def _device_index(device: int | torch.device | str | None) -> int | None:

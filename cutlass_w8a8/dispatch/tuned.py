@@ -96,13 +96,12 @@ def modelled(
         for row in usable.values()
         if row.fits(m, n, k) and (row.config.slices == 1 or blocks(row.config, m, n) <= (sm_count or Cost.SMS))
     ]
-    if prior is None:
-        return min(fitting, key=lambda row: row.time(m, n, k, sm_count), default=None)
-    return min(
-        fitting,
-        key=lambda row: row.time(m, n, k, sm_count) * prior(row.config, m, n, k) ** PRIOR_WEIGHT,
-        default=None,
-    )
+
+    def expected(row: Row) -> float:
+        weight = 1.0 if prior is None else prior(row.config, m, n, k) ** PRIOR_WEIGHT
+        return row.time(m, n, k, sm_count) * weight
+
+    return min(fitting, key=expected, default=None)
 
 
 def tables() -> tuple[Table, ...]:

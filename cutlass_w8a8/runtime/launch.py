@@ -22,15 +22,15 @@ _RASTER = {Raster.HEURISTIC: 0, Raster.ALONG_M: 1, Raster.ALONG_N: 2}
 _NO_CONTEXT = (201, -3)
 
 
-class _Pointers(threading.local):
-    """The pointers of a launch, a buffer for each thread: ctypes lets other threads run meanwhile."""
+class Buffer(threading.local):
+    """Bytes that each thread packs for itself: ctypes lets other threads run during a launch."""
 
-    def __init__(self) -> None:
-        self.bytes = ctypes.create_string_buffer(POINTERS.size)
+    def __init__(self, size: int) -> None:
+        self.bytes = ctypes.create_string_buffer(size)
         self.address = ctypes.addressof(self.bytes)
 
 
-_pointers = _Pointers()
+_pointers = Buffer(POINTERS.size)
 
 
 @dataclass(frozen=True)

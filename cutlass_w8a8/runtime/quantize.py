@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-import ctypes
-import threading
-
 import torch
 
 from cutlass_w8a8.errors import LaunchError
 from cutlass_w8a8.runtime.abi import MEANINGS, QUANT_CALL
 from cutlass_w8a8.runtime.device import Device
+from cutlass_w8a8.runtime.launch import Buffer
 from cutlass_w8a8.runtime.loader import LoadedKernel, check
 
 # CUDA_ERROR_INVALID_CONTEXT: this thread has no current context yet.
 _NO_CONTEXT = 201
 
 
-class _Buffer(threading.local):
-    """A ``QuantCall`` each thread packs for itself: ctypes lets other threads run during a launch."""
-
-    def __init__(self) -> None:
-        self.bytes = ctypes.create_string_buffer(QUANT_CALL.size)
-        self.address = ctypes.addressof(self.bytes)
-
-
-_buffer = _Buffer()
+_buffer = Buffer(QUANT_CALL.size)
 
 
 class PreparedQuantize:
@@ -66,7 +56,7 @@ class PreparedQuantize:
         if result:
             self._retry(buffer, result)
 
-    def _retry(self, buffer: _Buffer, result: int) -> None:
+    def _retry(self, buffer: Buffer, result: int) -> None:
         if result == _NO_CONTEXT:
             # torch makes a context current on demand.
             torch.cuda.set_device(self._device.index)
