@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import statistics
 from collections.abc import Sequence
 
@@ -14,12 +15,16 @@ from cutlass_w8a8.bench.shapes import Point
 
 WEIGHT_BYTES = 160 << 20
 MIN_CALLS = 16
+# A replay that lasts so long needs no more calls; a device multiplies so many 8-bit numbers a microsecond.
+ENOUGH_US, PER_US = 2000, 7e8
+LEAST_CALLS = 4
 MIN_ROUNDS, MAX_ROUNDS = 5, 25
 
 
-def calls_per_graph(weights: int) -> int:
+def calls_per_graph(weights: int, point: Point) -> int:
     """A multiple of the number of weights, so that replays too meet each weight equally long ago."""
-    return -(-MIN_CALLS // weights) * weights
+    enough = int(ENOUGH_US * PER_US / (point.m * point.n * point.k))
+    return -(-min(MIN_CALLS, max(LEAST_CALLS, enough)) // weights) * weights
 
 
 def capture(provider: Provider, operands: Operands, calls: int) -> torch.cuda.CUDAGraph:
@@ -51,7 +56,7 @@ def measure(point: Point, providers: Sequence[Provider], budget_ms: float) -> Me
     operands = {False: make_operands(point, DTYPES[point.dtype], WEIGHT_BYTES)}
     if any(provider.bf16 for provider in serving):
         operands[True] = make_operands(point, torch.bfloat16, WEIGHT_BYTES)
-    calls = {wide: calls_per_graph(len(x.weights)) for wide, x in operands.items()}
+    calls = {wide: calls_per_graph(len(x.weights), point) for wide, x in operands.items()}
     result.calls = calls[False]
     graphs: dict[str, tuple[torch.cuda.CUDAGraph, int]] = {}
     for provider in serving:
@@ -84,10 +89,13 @@ def measure(point: Point, providers: Sequence[Provider], budget_ms: float) -> Me
     return result
 
 
-def replay_all(graphs: dict[str, tuple[torch.cuda.CUDAGraph, int]], first: int = 0) -> dict[str, float]:
-    """Replay every graph once, one after another, beginning with number ``first``; microseconds of a call."""
-    names = list(graphs)
-    names = names[first % len(names) :] + names[: first % len(names)]
+def replay_all(graphs: dict[str, tuple[torch.cuda.CUDAGraph, int]], round_: int = 0) -> dict[str, float]:
+    """Replay every graph once, one after another; microseconds of a call.
+
+    Each round has an order of its own: the clock follows the power of the milliseconds before, so that a kernel which
+    always came after the same ones, or always first after a pause, would be measured by its neighbours.
+    """
+    names = random.Random(round_).sample(list(graphs), len(graphs))
     events = {name: (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for name in names}
     # The host gets ahead while the device spins, so that no replay waits for its own launch.
     torch.cuda._sleep(400_000)

@@ -146,9 +146,14 @@ def test_other_files_are_refused(content: str, message: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("weights", range(2, 30))
 def test_every_weight_is_used_equally_often(weights: int) -> None:
-    calls = calls_per_graph(weights)
+    calls = calls_per_graph(weights, Point("fp8", 16, 4096, 4096))
     assert calls % weights == 0
     assert max(16, weights) <= calls <= max(30, weights)
+
+
+def test_long_calls_need_fewer_in_a_graph() -> None:
+    counts = [calls_per_graph(2, Point("fp8", m, 8192, 28672)) for m in (256, 1024, 4096, 8192)]
+    assert counts[0] == 16 and counts[-1] == 4 and counts == sorted(counts, reverse=True)
 
 
 def test_dense_batches_surround_every_power_of_two() -> None:
