@@ -116,6 +116,10 @@ def _replayed(
 ) -> tuple[bool, str]:
     """Whether a graph of one chain a side gives what is expected each time, its input having changed before."""
     x = inputs[0].clone()
+    # Dispatch may choose other kernels for this overlap than for none; a capture cannot load them.
+    for side in sides:
+        chain(side, x, overlap, config)
+    torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         outs = _forked([lambda side=side: chain(side, x, overlap, config) for side in sides])

@@ -13,7 +13,7 @@ from cutlass_w8a8.config import KernelConfig
 from cutlass_w8a8.dispatch.rules import problems
 from cutlass_w8a8.dispatch.table import Cost, Row, blocks
 from cutlass_w8a8.dispatch.tables import Interval, Section, Table, read_table
-from cutlass_w8a8.dispatch.waves import Waves
+from cutlass_w8a8.dispatch.waves import Waves, resident
 from cutlass_w8a8.dtypes import DType
 from cutlass_w8a8.errors import TableError
 from cutlass_w8a8.evt.epilogues import EpilogueSpec
@@ -89,12 +89,15 @@ def modelled(
 
     The least of many fitted costs is likely one that is off, so ``prior`` has a say: with `PRIOR_WEIGHT`, what is lost
     on a weight shape that was left out falls from 5.5 to 3.4 % (benchmarks/README.md). Blocks divide K to occupy
-    multiprocessors that have nothing to do: not where there are none.
+    multiprocessors that have nothing to do: not where there are none. Tile orders were measured where they may matter
+    only, too seldom for a cost: of a kernel's rows that without one stands for all.
     """
     fitting = [
         row
         for row in usable.values()
-        if row.fits(m, n, k) and (row.config.slices == 1 or blocks(row.config, m, n) <= (sm_count or Cost.SMS))
+        if row.fits(m, n, k)
+        and (row.config.slices == 1 or blocks(row.config, m, n) <= resident(row.config.slices, sm_count or Cost.SMS))
+        and (row.config == row.config.compiled or row.config.compiled not in usable)
     ]
 
     def expected(row: Row) -> float:

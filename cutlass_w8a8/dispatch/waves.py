@@ -9,6 +9,20 @@ from cutlass_w8a8.config import KernelConfig, Schedule
 from cutlass_w8a8.dispatch.table import blocks, traffic
 
 
+# Multiprocessors that a cluster can lie in: those of one GPC, of which some have two more.
+GPC = 16
+
+
+def resident(cluster: int, sms: int) -> int:
+    """How many blocks run at once on ``sms`` multiprocessors, one on each, in clusters of ``cluster`` blocks.
+
+    A cluster needs multiprocessors of one GPC. Pairs leave none over; of clusters of four, an H200's 132 hold 32: the
+    33rd of 33 ran in a second wave.
+    """
+    usable = sms if cluster <= 2 or sms < GPC else sms // GPC * GPC
+    return max(cluster, usable // cluster * cluster)
+
+
 @dataclass(frozen=True)
 class Waves:
     """How long a Hopper kernel takes in clocks, by what its device can do.
@@ -41,9 +55,8 @@ class Waves:
         """The clocks that an m x n x k problem takes."""
         rows, columns, block_k = config.block_m, config.tile[1], k / config.slices
         count = blocks(config, m, n)
-        # A cluster needs all of its multiprocessors at once, and what is left over stays idle.
         cluster = prod(config.cluster) * config.slices
-        waves = -(-count // max(cluster, self.sms // cluster * cluster))
+        waves = -(-count // resident(cluster, self.sms))
         multiply = rows * max(columns, self.NARROWEST) * block_k / self.MACS
         ingest = (rows + columns) * block_k / self.INGEST_BYTES
         # The sums of a tile's slices travel between them as float32.

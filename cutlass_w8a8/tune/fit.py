@@ -143,9 +143,9 @@ def _compiled(config: KernelConfig) -> KernelConfig:
 def _variants(points: Iterable[Mapping[KernelConfig, float]], kernels: Collection[KernelConfig]) -> list[KernelConfig]:
     """The launch-time choices of ``kernels`` that are worth a row, in the order of kernels, defaults first.
 
-    A kernel that is nowhere the fastest has its defaults: it is there for calls that do without the faster ones.
+    Each kernel has its defaults: what was not measured, and calls that do without the faster kernels, go by them.
     """
-    found: dict[KernelConfig, set[KernelConfig]] = {kernel: set() for kernel in kernels}
+    found: dict[KernelConfig, set[KernelConfig]] = {kernel: {kernel} for kernel in kernels}
     for configs in points:
         known = {config: us for config, us in configs.items() if config.compiled in found}
         if not known:
@@ -156,8 +156,8 @@ def _variants(points: Iterable[Mapping[KernelConfig, float]], kernels: Collectio
         found[winner.compiled].add(winner if gained else winner.compiled)
     return [
         config
-        for kernel, configs in found.items()
-        for config in sorted(configs or {kernel}, key=lambda c: (c != c.compiled, c.name))
+        for configs in found.values()
+        for config in sorted(configs, key=lambda c: (c != c.compiled, c.name))
     ]
 
 

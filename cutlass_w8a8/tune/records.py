@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -112,14 +113,17 @@ class Measurements:
 
 
 def read(paths: Sequence[Path]) -> Measurements:
-    """The times in files of `Log`, or of ``scripts/bench.py --json``; of a point that is there twice the later ones.
+    """The times in files of `Log`, or of ``scripts/bench.py --json``.
+
+    A point that several files hold gets what `combined` makes of them; within a file the later times count.
 
     Raises:
         TableError: a file cannot be read, holds no times of ours, or is of another device than the first.
     """
     machine: Machine | None = None
-    times: dict[tuple[DType, str], Times] = {}
+    files: list[dict[tuple[DType, str], Times]] = []
     for path in paths:
+        files.append({})
         for entry in _entries(path):
             try:
                 if "machine" in entry:
@@ -138,7 +142,7 @@ def read(paths: Sequence[Path]) -> Measurements:
                 if overlap not in OVERLAPS:
                     raise ValueError(f"overlap {overlap!r} is not one of {', '.join(OVERLAPS)}")
                 if configs:
-                    times.setdefault((OPERANDS[point["dtype"]], overlap), {})[extents] = configs
+                    files[-1].setdefault((OPERANDS[point["dtype"]], overlap), {})[extents] = configs
             except (KeyError, ValueError, TypeError, AttributeError) as error:
                 if isinstance(error, W8A8Error):
                     raise
@@ -146,12 +150,35 @@ def read(paths: Sequence[Path]) -> Measurements:
                     f"{path} holds a point that is not understood ({type(error).__name__}: {error}); it must be what "
                     "cutlass-w8a8 tune measure or scripts/bench.py --json writes"
                 ) from error
-    if machine is None or not times:
+    runs: dict[tuple[DType, str], dict[Extents, list[dict[KernelConfig, float]]]] = {}
+    for file in files:
+        for key, points in file.items():
+            for extents, configs in points.items():
+                runs.setdefault(key, {}).setdefault(extents, []).append(configs)
+    if machine is None or not runs:
         raise TableError(
             f"{', '.join(map(str, paths))}: no times of configurations, or no word about the machine; measure with "
             "cutlass-w8a8 tune measure, or scripts/bench.py --configs"
         )
+    times = {key: {extents: combined(found) for extents, found in points.items()} for key, points in runs.items()}
     return Measurements(machine, times)
+
+
+def combined(runs: Sequence[Mapping[KernelConfig, float]]) -> dict[KernelConfig, float]:
+    """Times of one point from several runs: geometric means, each run first scaled to the clock of the last.
+
+    A card that throttles is slower by ten percent and more, and hides what a tile is worth when it does not; only times
+    of one run can be compared. The scale is the median ratio of the configurations that two runs share.
+    """
+    if len(runs) == 1:
+        return dict(runs[0])
+    found: dict[KernelConfig, list[float]] = {}
+    for run in runs:
+        ratios = [runs[-1][config] / us for config, us in run.items() if config in runs[-1]]
+        scale = statistics.median(ratios) if ratios else 1.0
+        for config, us in run.items():
+            found.setdefault(config, []).append(us * scale)
+    return {config: statistics.geometric_mean(values) for config, values in found.items()}
 
 
 def _identity(machine: Machine) -> tuple[str, str, int]:

@@ -79,11 +79,22 @@ def test_a_log_of_another_device_is_refused(tmp_path: Path) -> None:
         records.read([path, other])
 
 
-def test_later_times_of_a_point_count(tmp_path: Path) -> None:
+def test_runs_of_a_point_are_brought_to_one_clock(tmp_path: Path) -> None:
     paths = [tmp_path / name for name in ("a.jsonl", "b.jsonl")]
-    for path, us in zip(paths, (10.0, 20.0), strict=True):
-        Log(path, FACTS).append(replace(RECORD, microseconds={A.name: us}))
-    assert records.read(paths).times[DType.E4M3, "none"] == {(16, 4096, 4096): {A: 20.0}}
+    # The second run's card was slower by a tenth, saw B gain less, and did not measure C.
+    for path, times in zip(paths, ({A: 10.0, B: 8.0, C: 20.0}, {A: 11.0, B: 9.9}), strict=True):
+        Log(path, FACTS).append(replace(RECORD, microseconds={config.name: us for config, us in times.items()}))
+    found = records.read(paths).times[DType.E4M3, "none"][16, 4096, 4096]
+    scale = (11 / 10 + 9.9 / 8) / 2
+    assert found[C] == pytest.approx(20 * scale)
+    assert found[A] == pytest.approx((10 * scale * 11) ** 0.5) and found[B] == pytest.approx((8 * scale * 9.9) ** 0.5)
+
+
+def test_later_times_of_a_file_count(tmp_path: Path) -> None:
+    log = Log(tmp_path / "a.jsonl", FACTS)
+    for us in (10.0, 20.0):
+        log.append(replace(RECORD, microseconds={A.name: us}))
+    assert records.read([log.path]).times[DType.E4M3, "none"] == {(16, 4096, 4096): {A: 20.0}}
 
 
 @pytest.mark.parametrize(
