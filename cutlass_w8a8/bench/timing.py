@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -19,6 +19,8 @@ MIN_CALLS = 16
 ENOUGH_US, PER_US = 2000, 7e8
 LEAST_CALLS = 4
 MIN_ROUNDS, MAX_ROUNDS = 5, 25
+# Of a device that is not throttled, roughly.
+CYCLES_PER_US = 1900
 
 
 def calls_per_graph(weights: int, point: Point) -> int:
@@ -43,13 +45,15 @@ def capture(provider: Provider, operands: Operands, calls: int) -> torch.cuda.CU
     return graph
 
 
-def measure(point: Point, providers: Sequence[Provider], budget_ms: float) -> Measurement:
+def measure(point: Point, providers: Sequence[Provider], budget_ms: float, *, rest: float = 0.0) -> Measurement:
     """Median time of a call of each provider, and whether its last call was right.
 
     Args:
         point: the problem; its order says what operands to make, and ``providers`` must be those of that order.
         providers: what to measure; those that do not serve the point are left out.
         budget_ms: about how much device time each may take, in milliseconds.
+        rest: how long the device spins after each replay, as a multiple of the replay. It draws little power then, so
+            that a long run does not throttle it.
     """
     result = Measurement(point)
     serving = [provider for provider in providers if provider.serves(point)]
@@ -73,8 +77,9 @@ def measure(point: Point, providers: Sequence[Provider], budget_ms: float) -> Me
     longest = max(first[name] * graphs[name][1] for name in graphs) / 1000
     result.rounds = max(MIN_ROUNDS, min(MAX_ROUNDS, int(budget_ms / max(longest, 0.01))))
     times: dict[str, list[float]] = {name: [] for name in graphs}
+    pauses = {name: rest * first[name] * graphs[name][1] for name in graphs}
     for round_ in range(result.rounds):
-        for name, microseconds in replay_all(graphs, round_).items():
+        for name, microseconds in replay_all(graphs, round_, pauses).items():
             times[name].append(microseconds)
     for name, values in times.items():
         result.microseconds[name] = statistics.median(values)
@@ -89,8 +94,10 @@ def measure(point: Point, providers: Sequence[Provider], budget_ms: float) -> Me
     return result
 
 
-def replay_all(graphs: dict[str, tuple[torch.cuda.CUDAGraph, int]], round_: int = 0) -> dict[str, float]:
-    """Replay every graph once, one after another; microseconds of a call.
+def replay_all(
+    graphs: Mapping[str, tuple[torch.cuda.CUDAGraph, int]], round_: int = 0, pauses: Mapping[str, float] | None = None
+) -> dict[str, float]:
+    """Replay every graph once, one after another; microseconds of a call. ``pauses`` come after each, in microseconds.
 
     Each round has an order of its own: the clock follows the power of the milliseconds before, so that a kernel which
     always came after the same ones, or always first after a pause, would be measured by its neighbours.
@@ -104,5 +111,7 @@ def replay_all(graphs: dict[str, tuple[torch.cuda.CUDAGraph, int]], round_: int 
         start.record()
         graphs[name][0].replay()
         end.record()
+        if pauses and pauses[name]:
+            torch.cuda._sleep(int(pauses[name] * CYCLES_PER_US))
     torch.cuda.synchronize()
     return {name: start.elapsed_time(end) * 1000 / graphs[name][1] for name, (start, end) in events.items()}

@@ -8,7 +8,6 @@ from math import prod
 from cutlass_w8a8.config import KernelConfig, Schedule
 from cutlass_w8a8.dispatch.table import blocks, traffic
 
-
 # Multiprocessors that a cluster can lie in: those of one GPC, of which some have two more.
 GPC = 16
 

@@ -154,11 +154,7 @@ def _variants(points: Iterable[Mapping[KernelConfig, float]], kernels: Collectio
         default = known.get(winner.compiled)
         gained = default is None or known[winner] < default * (1 - VARIANT_GAIN)
         found[winner.compiled].add(winner if gained else winner.compiled)
-    return [
-        config
-        for configs in found.values()
-        for config in sorted(configs, key=lambda c: (c != c.compiled, c.name))
-    ]
+    return [config for configs in found.values() for config in sorted(configs, key=lambda c: (c != c.compiled, c.name))]
 
 
 def _row(config: KernelConfig, times: Times, sm_count: int) -> Row | None:

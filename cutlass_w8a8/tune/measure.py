@@ -31,6 +31,8 @@ DROP = 1.15
 FINALISTS = 12
 # Device time of a candidate and point in a quick round: the fewest replays that have a median.
 QUICK_MS = 1.0
+# The device spins as long as it has multiplied: dozens of candidates in a row throttle it, and all tiles look alike.
+REST = 1.0
 
 Round = Callable[[Sequence[KernelConfig], float], Measurement]
 """Measure configurations beside each other, about so many milliseconds each."""
@@ -120,7 +122,7 @@ def run(plan: Plan, log: Log, told: Callable[[str, int, int], None]) -> bool:
 
 
 def _round(point: Point, overlap: str, configs: Sequence[KernelConfig], budget_ms: float) -> Measurement:
-    return timing.measure(point, [provider(config, overlap) for config in configs], budget_ms)
+    return timing.measure(point, [provider(config, overlap) for config in configs], budget_ms, rest=REST)
 
 
 def measure_point(

@@ -41,7 +41,7 @@ def fake_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "make_operands", partial(providers.make_operands, device="cpu"))
     monkeypatch.setattr(timing, "WEIGHT_BYTES", 1)
     monkeypatch.setattr(timing, "capture", FakeGraph)
-    monkeypatch.setattr(timing, "replay_all", lambda graphs, round_=0: {name: float(len(name)) for name in graphs})
+    monkeypatch.setattr(timing, "replay_all", lambda graphs, *_: {name: float(len(name)) for name in graphs})
     monkeypatch.setattr(machine, "facts", lambda commit: {"gpu": "NVIDIA H200", "commit": commit})
     monkeypatch.setattr(machine, "gpu_state", lambda: {"clocks.sm": "1980 MHz"})
     monkeypatch.setattr(ceilings, "find", lambda: {"copy TB/s": 4.0, "data sheet": ceilings.data_sheet("NVIDIA H200")})

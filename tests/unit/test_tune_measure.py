@@ -93,7 +93,8 @@ def test_a_run_resumes_after_the_points_it_has(device: None, tmp_path: Path, mon
     path = tmp_path / "times.jsonl"
     asked: list[int] = []
 
-    def timed(point: Point, providers: Sequence[Any], budget: float) -> Measurement:
+    def timed(point: Point, providers: Sequence[Any], budget: float, *, rest: float) -> Measurement:
+        assert rest == measure.REST
         if point.m not in asked:
             asked.append(point.m)
         if len(asked) == 3 and not resumed:
