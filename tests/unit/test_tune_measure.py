@@ -120,9 +120,11 @@ def test_a_run_resumes_after_the_points_it_has(device: None, tmp_path: Path, mon
 def test_a_run_ends_when_its_time_is_up(device: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter(range(0, 1000, 40))
     monkeypatch.setattr(measure.time, "monotonic", lambda: next(now))
-    monkeypatch.setattr(
-        measure.timing, "measure", lambda point, made, ms: Clock()([KernelConfig.parse(p.name) for p in made], ms)
-    )
+
+    def timed(point: Point, made: Sequence[Any], budget: float, *, rest: float) -> Measurement:
+        return Clock()([KernelConfig.parse(provider.name) for provider in made], budget)
+
+    monkeypatch.setattr(measure.timing, "measure", timed)
     log = Log(tmp_path / "times.jsonl", FACTS)
     assert not measure.run(plan(3, seconds=60.0), log, lambda *_: None)
     assert len(log.finished) == 1
