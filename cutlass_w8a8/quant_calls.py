@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -203,44 +204,58 @@ def _prepare(
     kernels = _loaded(QuantSpec(arch, request.source, request.target, scheme), where)
     # Older kernels do not wait: launched so, they would read what is still being written.
     early = overlap == "launch" and arch.capability >= _OVERLAPPING
-    if not scheme.whole:
-        plan = quant_launch(m, k, request.source.bytes, request.aligned and aligned, where.sm_count)
-        call = PreparedQuantize(
-            kernels[plan.symbol],
-            where,
-            strides=(request.ldx, request.ldq),
-            extents=(m, k, plan.vectors),
-            block=(plan.threads, plan.rows),
-            overlap=early,
-            pointers=3 + scheme.azp,
+    scan, call, words = launches(request, aligned, kernels, where, early)
+    return _Prepared(request, call, scan, words, *rest)
+
+
+def launches(
+    request: QuantRequest, aligned: bool, kernels: Mapping[str, LoadedKernel], where: Device, early: bool
+) -> tuple[PreparedQuantize | None, PreparedQuantize, int]:
+    """The launches of a call that is not empty.
+
+    Args:
+        request: the call.
+        aligned: whether the first row of x, and that of the result, may be accessed by vectors.
+        kernels: the entry points of its kernel.
+        where: the device.
+        early: start while the kernel before is running.
+
+    Returns:
+        The launch that looks for a tensor's scale, None where there is none; the launch that quantises; and how many
+        int32 the first leaves for the second.
+    """
+    m, k, scheme = request.m, request.k, request.scheme
+    scan: WholeLaunch | None = None
+    if scheme.whole:
+        scan, quantise = whole_launch(
+            m,
+            k,
+            request.source.bytes,
+            aligned=aligned and (request.packed or request.aligned),
+            packed=request.packed,
+            scans=scheme.scans,
+            sm_count=where.sm_count,
         )
-        return _Prepared(request, call, None, 0, *rest)
-    scan, quantise = whole_launch(
-        m,
-        k,
-        request.source.bytes,
-        aligned=aligned and (request.packed or request.aligned),
-        packed=request.packed,
-        scans=scheme.scans,
-        sm_count=where.sm_count,
-    )
+    else:
+        plan = quant_launch(m, k, request.source.bytes, request.aligned and aligned, where.sm_count)
+        quantise = WholeLaunch(plan, m, k, k)
+    partials = scan.partials if scan else 0
 
     def prepared(plan: WholeLaunch) -> PreparedQuantize:
         return PreparedQuantize(
             kernels[plan.launch.symbol],
             where,
             # Rows cut anew follow one another.
-            strides=(plan.k, plan.k) if request.packed else (request.ldx, request.ldq),
+            strides=(plan.k, plan.k) if scheme.whole and request.packed else (request.ldx, request.ldq),
             extents=(plan.m, plan.k, plan.launch.vectors),
             block=(plan.launch.threads, plan.launch.rows),
             overlap=early,
             pointers=3 + scheme.azp + scheme.scans,
-            whole=(plan.last, scan.partials if scan else 0),
+            whole=(plan.last, partials) if scheme.whole else None,
             blocks=plan.blocks,
         )
 
-    words = scan.partials * _SEEN_WORDS[scheme] if scan else 0
-    return _Prepared(request, prepared(quantise), None if scan is None else prepared(scan), words, *rest)
+    return prepared(scan) if scan else None, prepared(quantise), partials * _SEEN_WORDS.get(scheme, 0)
 
 
 def _loaded(spec: QuantSpec, where: Device) -> dict[str, LoadedKernel]:
