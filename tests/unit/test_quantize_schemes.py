@@ -1,4 +1,4 @@
-"""Quantisation with zero points, of tensors, and by given scales, without a GPU: bits, launches, tracing, every error."""
+"""Quantisation with zero points, of tensors, by given scales, without a GPU: bits, launches, tracing, every error."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ def test_zero_points_fit_and_give_the_values_back() -> None:
     x = torch.stack([torch.linspace(a, b, 511) for a, b in ((-1, 1), (0, 5), (-5, 0), (1000, 1001), (7, 7), (-3, -3))])
     q, scale, azp = cutlass_w8a8.quantize(x, INT8, symmetric=False)
     assert azp.dtype is torch.int32 and azp.shape == scale.shape == (6, 1)
-    assert azp.flatten().tolist() == [0, -128, 127, -128, -128, 127]
+    # Of -1 and 1 the middle would be a tie; the quotient of rounded numbers is beside it.
+    assert azp.flatten().tolist() == [-1, -128, 127, -128, -128, 127]
     # Half a step for a code, and half of one for the zero point where the range ends.
     assert ((scale * (q - azp) - x).abs() <= 1.001 * scale).all()
     q, scale, azp = cutlass_w8a8.quantize(torch.zeros(2, 8), INT8, symmetric=False)
@@ -73,7 +74,7 @@ def test_faults_reach_the_product_where_scales_are_found(scheme: str, target: to
         shift = azp[0].double() if azp else 0
         product = (scale.double() * (q.double() - shift)).sum(1)
         if scheme.startswith("static"):
-            finite = not (target is E4M3 and fault != fault)
+            finite = target is INT8 or abs(fault) == INF
             assert product.isfinite().tolist() == [True, finite, True]
         else:
             whole = scheme.startswith("tensor")
@@ -199,6 +200,8 @@ def test_operators_are_well_formed(target: torch.dtype) -> None:
 @pytest.mark.parametrize(("scheme", "target"), quant_cases.WAYS)
 def test_compiled_calls_give_the_same(scheme: str, target: torch.dtype) -> None:
     given = quant_cases.given(scheme, 1)
+    # Every scheme compiles the same code again, which has a limit.
+    torch._dynamo.reset()
 
     def call(x: torch.Tensor, given: dict[str, torch.Tensor], buffers: dict[str, torch.Tensor]) -> Any:
         return quant_cases.quantize(x * 2, target, scheme, **given, **buffers)
@@ -212,10 +215,7 @@ def test_compiled_calls_give_the_same(scheme: str, target: torch.dtype) -> None:
             buffers["scale_out"] = torch.empty_like(expected[1])
         for into in ({}, buffers):
             got = compiled(x, given, into)
-            same = (
-                torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in zip(got[:1], expected, strict=False)
-            )
-            assert len(got) == len(expected) and all(same)
+            assert torch.equal(got[0].view(torch.uint8), expected[0].view(torch.uint8))
             assert all(torch.equal(a, b) for a, b in zip(got[1:], expected[1:], strict=True))
         assert torch.equal(buffers["out"].view(torch.uint8), expected[0].view(torch.uint8))
 
