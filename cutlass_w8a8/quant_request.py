@@ -11,8 +11,12 @@ from cutlass_w8a8.dtypes import OPERAND_DTYPES, OUTPUT_DTYPES, DType
 from cutlass_w8a8.errors import ArgumentError
 from cutlass_w8a8.evt.evaluate import TORCH_DTYPES
 from cutlass_w8a8.request import ALIGNMENT, FROM_TORCH
+from cutlass_w8a8.spec import Scheme
 
 OVERLAPS = ("launch", "none")
+GRANULARITIES = ("token", "tensor")
+# What calls call the scale and the zero point.
+Names = tuple[str, str]
 _INT32_MAX = 2**31 - 1
 
 
@@ -23,6 +27,7 @@ class QuantRequest:
     Attributes:
         m, k: extents in elements.
         source, target: element types of x and of the result.
+        scheme: what shares a scale, and where that comes from.
         ldx, ldq: leading strides of x and of the result, in elements.
         aligned: whether the rows of x lie multiples of 16 bytes apart, and those of the result as much as such a
             vector becomes; true of one row.
@@ -32,48 +37,124 @@ class QuantRequest:
     k: int
     source: DType
     target: DType
+    scheme: Scheme
     ldx: int
     ldq: int
     aligned: bool
 
+    @property
+    def packed(self) -> bool:
+        """Whether neither x nor the result has gaps between rows."""
+        return self.m == 1 or self.ldx == self.k == self.ldq
+
+    @property
+    def scales(self) -> tuple[int, ...]:
+        """The shape of the scales, and of the zero points, that are found."""
+        return (1,) if self.scheme.whole else (self.m, 1)
+
+
+def check_scheme(
+    granularity: object,
+    symmetric: object,
+    dtype: object,
+    scale: object,
+    azp: object,
+    scale_out: object,
+    azp_out: object,
+) -> Scheme:
+    """The scheme that these arguments of a call name.
+
+    Raises:
+        ArgumentError: they contradict each other; the message says which to leave out or to change.
+    """
+    if granularity is not None:
+        scheme_of(granularity)
+    if symmetric is not None and not isinstance(symmetric, bool):
+        raise ArgumentError(f"symmetric is {symmetric!r}; accepted: True, False or None")
+    if scale is None:
+        if azp is not None:
+            raise ArgumentError("azp is given but scale is not; pass both, or symmetric=False to have both found")
+        zero = symmetric is False
+        if azp_out is not None and not zero:
+            raise ArgumentError("azp_out is given but there is no zero point; pass symmetric=False, or leave it out")
+        return scheme_of(granularity or "token", azp=zero, dtype=dtype)
+    for name, value in (("scale_out", scale_out), ("azp_out", azp_out)):
+        if value is not None:
+            raise ArgumentError(f"{name} is for a scale that is found, but scale is given; leave one of them out")
+    if granularity == "token":
+        raise ArgumentError(
+            "granularity is 'token' but scale is given, which is for the whole tensor; pass granularity='tensor', or "
+            "leave scale out"
+        )
+    if symmetric is not None and symmetric is not (azp is None):
+        change = "pass azp too" if azp is None else "leave azp out"
+        raise ArgumentError(f"symmetric is {symmetric} and azp is {'not ' * (azp is None)}given; {change}")
+    return scheme_of("static", azp=azp is not None, dtype=dtype)
+
+
+def scheme_of(granularity: object, *, azp: bool = False, dtype: object = torch.int8) -> Scheme:
+    """The scheme of a granularity, or ``static``, with a zero point or without.
+
+    Raises:
+        ArgumentError: there is none.
+    """
+    if granularity not in (*GRANULARITIES, "static"):
+        raise ArgumentError(f"granularity is {granularity!r}; accepted: {' or '.join(map(repr, GRANULARITIES))}")
+    if azp and dtype is not torch.int8:
+        raise ArgumentError(f"dtype is {dtype}, which has no zero point; leave that out, or pass torch.int8")
+    return Scheme(f"{granularity}-azp" if azp else granularity)
+
 
 def check_quantize(
-    x: torch.Tensor, dtype: torch.dtype, out: torch.Tensor | None, scale: torch.Tensor | None, overlap: str
+    x: torch.Tensor,
+    dtype: torch.dtype,
+    scheme: Scheme,
+    out: torch.Tensor | None,
+    scale: torch.Tensor | None,
+    azp: torch.Tensor | None,
+    overlap: str,
+    names: Names,
 ) -> QuantRequest:
-    """The request these arguments make.
+    """The request these arguments make. ``scale`` and ``azp`` are read by static schemes, and written by others.
 
     Raises:
         ArgumentError: an argument has a wrong type, shape, stride or device; the message names it, what was given,
             what is accepted and a remedy.
     """
-    check_quantize_kinds(x, dtype, out, scale, overlap)
+    check_quantize_kinds(x, dtype, out, scale, azp, overlap, names)
     source, target = check_quantize_types(x, dtype)
-    if x.is_neg():
-        raise ArgumentError("x is a lazily negated view; pass x.resolve_neg()")
+    for name, tensor in (("x", x), (names[0], scale)):
+        if tensor is not None and tensor.is_neg():
+            raise ArgumentError(f"{name} is a lazily negated view; pass {name}.resolve_neg()")
     k = x.shape[-1]
     m = math.prod(x.shape[:-1])
     if max(m, k) > _INT32_MAX:
         raise ArgumentError(f"M={m}, K={k}: extents are limited to {_INT32_MAX}; split the call")
-    for name, tensor in (("out", out), ("scale", scale)):
+    for name, tensor in (("out", out), (names[0], scale), (names[1], azp)):
         if tensor is not None and tensor.device != x.device:
             raise ArgumentError(
                 f"{name} is on {tensor.device} but x is on {x.device}; move it with {name}.to({str(x.device)!r})"
             )
     ldx = _rows("x", x, "x.contiguous()")
     ldq = k if out is None else _output(out, x, dtype)
-    if scale is not None:
-        _scale(scale, m)
     per_vector = ALIGNMENT // source.bytes
-    return QuantRequest(m, k, source, target, ldx, ldq, m == 1 or not (ldx % per_vector or ldq % per_vector))
+    aligned = m == 1 or not (ldx % per_vector or ldq % per_vector)
+    request = QuantRequest(m, k, source, target, scheme, ldx, ldq, aligned)
+    for name, tensor, wanted in ((names[0], scale, torch.float32), (names[1], azp, torch.int32)):
+        if tensor is not None:
+            check_one(name, tensor, wanted) if scheme.static else _found(name, tensor, wanted, request)
+    return request
 
 
-def check_quantize_kinds(x: object, dtype: object, out: object, scale: object, overlap: object) -> None:
+def check_quantize_kinds(
+    x: object, dtype: object, out: object, scale: object, azp: object, overlap: object, names: Names
+) -> None:
     """Refuse arguments that are no dense tensors, no dtype, or no way to overlap.
 
     Raises:
         ArgumentError: names the first such argument.
     """
-    for name, value in (("x", x), ("out", out), ("scale", scale)):
+    for name, value in (("x", x), ("out", out), (names[0], scale), (names[1], azp)):
         if value is None and name != "x":
             continue
         if not isinstance(value, torch.Tensor):
@@ -136,13 +217,31 @@ def _output(out: torch.Tensor, x: torch.Tensor, dtype: torch.dtype) -> int:
     return ldq
 
 
-def _scale(scale: torch.Tensor, m: int) -> None:
-    if scale.dtype is not torch.float32:
-        raise ArgumentError(f"scale has dtype {scale.dtype}; it must be torch.float32, which the kernel writes")
-    if tuple(scale.shape) != (m, 1):
+def check_one(name: str, tensor: torch.Tensor, wanted: torch.dtype) -> None:
+    """Refuse what is not one value of this type, for all of a tensor.
+
+    Raises:
+        ArgumentError: names it, and says what is accepted.
+    """
+    if tensor.dtype is not wanted:
         raise ArgumentError(
-            f"scale has shape {tuple(scale.shape)}; it must be ({m}, 1): one value for each row of x, whose leading "
-            "dimensions are flattened"
+            f"{name} has dtype {tensor.dtype}; it must be {wanted}; convert it with {name}.to({wanted})"
         )
-    if not scale.is_contiguous():
-        raise ArgumentError(f"scale has strides {scale.stride()}; it must be contiguous; pass a fresh tensor")
+    if tensor.numel() != 1:
+        raise ArgumentError(
+            f"{name} has shape {tuple(tensor.shape)}; it must be one value for the whole of x, such as (1,)"
+        )
+
+
+def _found(name: str, tensor: torch.Tensor, wanted: torch.dtype, request: QuantRequest) -> None:
+    if tensor.dtype is not wanted:
+        raise ArgumentError(f"{name} has dtype {tensor.dtype}; it must be {wanted}, which the kernel writes")
+    if tuple(tensor.shape) != request.scales:
+        what = (
+            "one value for the whole of x"
+            if request.scheme.whole
+            else "one value for each row of x, whose leading dimensions are flattened"
+        )
+        raise ArgumentError(f"{name} has shape {tuple(tensor.shape)}; it must be {request.scales}: {what}")
+    if not tensor.is_contiguous():
+        raise ArgumentError(f"{name} has strides {tensor.stride()}; it must be contiguous; pass a fresh tensor")

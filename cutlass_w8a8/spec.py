@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Protocol
 
 from cutlass_w8a8.arch import Arch, Family, Mainloop, arch_named
@@ -17,10 +18,53 @@ QUANTIZE = "quantize"
 # Entry points of a quantisation kernel that hold a row in registers: as many 16-byte vectors a thread.
 QUANT_HELD = (1, 2, 4, 8)
 QUANT_MAX_THREADS = 1024
+# Vectors that a thread has on their way at once while a tensor's scale is looked for.
+QUANT_SCAN_VECTORS = 4
 # The largest magnitude of a quantised row, and the least scale, as a float32: for int8 the least normal one, whose
 # reciprocal is finite; for e4m3 that of other implementations.
 QUANT_LARGEST = {DType.E4M3: 448.0, DType.INT8: 127.0}
 QUANT_FLOOR = {DType.E4M3: float.fromhex("0x1.24924ap-18"), DType.INT8: 2.0**-126}
+# Steps between the least code and the greatest where there is a zero point.
+QUANT_RANGE = 255.0
+
+
+class Scheme(str, Enum):
+    """What shares a scale, where that comes from, and whether a zero point goes with it (``azp``, int8 only).
+
+    ``token``: a row's own; ``tensor``: the whole tensor's own; ``static``: one that the caller gives for the tensor.
+    """
+
+    TOKEN = "token"
+    TOKEN_AZP = "token-azp"
+    TENSOR = "tensor"
+    TENSOR_AZP = "tensor-azp"
+    STATIC = "static"
+    STATIC_AZP = "static-azp"
+
+    @property
+    def azp(self) -> bool:
+        """Whether there is a zero point."""
+        return self in (Scheme.TOKEN_AZP, Scheme.TENSOR_AZP, Scheme.STATIC_AZP)
+
+    @property
+    def static(self) -> bool:
+        """Whether scale and zero point are given."""
+        return self in (Scheme.STATIC, Scheme.STATIC_AZP)
+
+    @property
+    def whole(self) -> bool:
+        """Whether all elements share a scale."""
+        return self not in (Scheme.TOKEN, Scheme.TOKEN_AZP)
+
+    @property
+    def scans(self) -> bool:
+        """Whether the scale depends on elements of all rows."""
+        return self in (Scheme.TENSOR, Scheme.TENSOR_AZP)
+
+    @property
+    def targets(self) -> tuple[DType, ...]:
+        """Types that it quantises to."""
+        return (DType.INT8,) if self.azp else OPERAND_DTYPES
 
 
 class Spec(Protocol):
@@ -138,20 +182,22 @@ class KernelSpec:
 
 @dataclass(frozen=True)
 class QuantSpec:
-    """The kernel that quantises the rows of a matrix, each by a scale of its own. One serves every shape.
+    """The kernel that quantises a matrix in one way. One serves every shape.
 
     Attributes:
         arch: the architecture it is compiled for. It need not multiply ``target``.
         source: element type of the input: bf16, fp16 or fp32.
         target: element type of the result: e4m3 or int8.
+        scheme: what shares a scale, and where that comes from.
 
     Raises:
-        UnsupportedError: ``source`` or ``target`` is another type.
+        UnsupportedError: ``source`` or ``target`` is another type, or ``scheme`` has zero points and ``target`` none.
     """
 
     arch: Arch
     source: DType
     target: DType
+    scheme: Scheme = Scheme.TOKEN
 
     def __post_init__(self) -> None:
         for what, dtype, accepted in (
@@ -161,18 +207,38 @@ class QuantSpec:
             if dtype not in accepted:
                 names = ", ".join(x.value for x in accepted)
                 raise UnsupportedError(f"no kernels {what} {dtype.value}; accepted: {names}; convert with .to()")
+        if self.target not in self.scheme.targets:
+            raise UnsupportedError(
+                f"{self.scheme.value} quantises to int8 only, not to {self.target.value}, which has no zero points; "
+                f"leave out the zero point: {self.scheme.value.removesuffix('-azp')}"
+            )
 
     @property
     def name(self) -> str:
         """A readable, unique name, fit for a file."""
-        return f"{self.arch.name}_{QUANTIZE}_{self.source.value}_{self.target.value}"
+        own = "" if self.scheme is Scheme.TOKEN else f"_{self.scheme.value}"
+        return f"{self.arch.name}_{QUANTIZE}_{self.source.value}_{self.target.value}{own}"
 
     @property
     def formula(self) -> str:
-        """What a row becomes."""
-        if self.target is DType.E4M3:
-            return "scale[m] = max(max|x[m,:]| / 448, 1 / (448 * 512)); q[m,k] = e4m3(x[m,k] * (1 / scale[m]))"
-        return "scale[m] = max(max|x[m,:]| / 127, 2^-126); q[m,k] = int8(rint(x[m,k] * (1 / scale[m])))"
+        """What a matrix becomes."""
+        e4m3 = self.target is DType.E4M3
+        scope, one = ("", "") if self.scheme.whole else ("m,:", "[m]")
+        scaled = f"x[m,k] * (1 / scale{one})"
+        if self.scheme.azp:
+            code = f"q[m,k] = int8(rint({scaled}) + azp{one})"
+        else:
+            code = f"q[m,k] = e4m3({scaled})" if e4m3 else f"q[m,k] = int8(rint({scaled}))"
+        if self.scheme.static:
+            return code
+        of = f"x[{scope}]" if scope else "x"
+        if not self.scheme.azp:
+            largest, floor = ("448", "1 / (448 * 512)") if e4m3 else ("127", "2^-126")
+            return f"scale{one} = max(max|{of}| / {largest}, {floor}); {code}"
+        return (
+            f"low, high = min(0, {of}), max(0, {of}); scale{one} = max((high - low) / 255, 2^-126); "
+            f"azp{one} = rint(-128 - low / scale{one}); {code}"
+        )
 
     @property
     def multiplies(self) -> None:
@@ -181,22 +247,23 @@ class QuantSpec:
 
     def command(self, verb: str) -> str:
         """The command line that applies ``verb`` (``show`` or ``build``) to this kernel."""
+        own = "" if self.scheme is Scheme.TOKEN else f" --scheme {self.scheme.value}"
         return (
-            f"cutlass-w8a8 {verb} --arch {self.arch.name} --a-dtype {self.target.value} --quantize {self.source.value}"
+            f"cutlass-w8a8 {verb} --arch {self.arch.name} --a-dtype {self.target.value} "
+            f"--quantize {self.source.value}{own}"
         )
 
     def to_json(self) -> str:
         """Canonical JSON: equal specs, equal text, in every process and release with the same schema."""
-        return json.dumps(
-            {
-                "kernel": QUANTIZE,
-                "arch": self.arch.name,
-                "source": self.source.value,
-                "target": self.target.value,
-            },
-            sort_keys=True,
-            separators=(",", ":"),
-        )
+        fields = {
+            "kernel": QUANTIZE,
+            "arch": self.arch.name,
+            "source": self.source.value,
+            "target": self.target.value,
+        }
+        if self.scheme is not Scheme.TOKEN:
+            fields["scheme"] = self.scheme.value
+        return json.dumps(fields, sort_keys=True, separators=(",", ":"))
 
 
 def spec_from_json(text: str) -> KernelSpec | QuantSpec:
@@ -211,4 +278,5 @@ def spec_from_json(text: str) -> KernelSpec | QuantSpec:
         return KernelSpec.from_json(text)
     if kind != QUANTIZE:
         raise ValueError(f"kernel is {kind!r}; accepted: {QUANTIZE!r}, or no such field for a GEMM")
-    return QuantSpec(arch_named(fields["arch"]), DType(fields["source"]), DType(fields["target"]))
+    scheme = Scheme(fields.get("scheme", Scheme.TOKEN))
+    return QuantSpec(arch_named(fields["arch"]), DType(fields["source"]), DType(fields["target"]), scheme)

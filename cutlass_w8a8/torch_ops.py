@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 
-from cutlass_w8a8 import quantize
+from cutlass_w8a8 import quant_ops
 from cutlass_w8a8.ops import _run
+from cutlass_w8a8.quant_calls import run as _run_quantize
+from cutlass_w8a8.quant_request import scheme_of
 from cutlass_w8a8.request import check_matrices
 
 Tensor = torch.Tensor
@@ -23,6 +25,12 @@ SCHEMAS = (
     + " -> ()",
     "quantize_per_token(Tensor x, ScalarType dtype, str overlap='none') -> (Tensor, Tensor)",
     "quantize_per_token_out(Tensor(a!) out, Tensor(b!) scale, Tensor x, str overlap='none') -> ()",
+    "quantize(Tensor x, ScalarType dtype, str granularity='token', str overlap='none') -> (Tensor, Tensor)",
+    "quantize_azp(Tensor x, ScalarType dtype, str granularity='token', str overlap='none') -> (Tensor, Tensor, Tensor)",
+    "quantize_out(Tensor(a!) out, Tensor(b!) scale, Tensor(c!)? azp, Tensor x, str granularity='token', "
+    + "str overlap='none') -> ()",
+    "quantize_static(Tensor x, ScalarType dtype, Tensor scale, Tensor? azp=None, str overlap='none') -> Tensor",
+    "quantize_static_out(Tensor(a!) out, Tensor x, Tensor scale, Tensor? azp=None, str overlap='none') -> ()",
 )
 
 _library = torch.library.Library("cutlass_w8a8", "DEF")  # type: ignore[no-untyped-call]
@@ -76,17 +84,64 @@ def _scaled_mm_out(
     _run(a, b, scale_a, scale_b, out.dtype, azp_adj, azp, bias, out, config, overlap, batch_invariant)
 
 
-def _quantize(x: Tensor, dtype: torch.dtype, overlap: str = "none") -> tuple[Tensor, Tensor]:
-    return quantize._run(x, dtype, None, None, overlap)
+def _per_token(x: Tensor, dtype: torch.dtype, overlap: str = "none") -> tuple[Tensor, Tensor]:
+    return _run_quantize(x, dtype, "token", None, None, None, overlap, quant_ops.GIVEN)[:2]
 
 
-def _quantize_out(out: Tensor, scale: Tensor, x: Tensor, overlap: str = "none") -> None:
-    quantize._run(x, out.dtype, out, scale, overlap)
+def _per_token_out(out: Tensor, scale: Tensor, x: Tensor, overlap: str = "none") -> None:
+    _run_quantize(x, out.dtype, "token", out, scale, None, overlap, quant_ops.GIVEN)
+
+
+def _quantize(
+    x: Tensor, dtype: torch.dtype, granularity: str = "token", overlap: str = "none"
+) -> tuple[Tensor, Tensor]:
+    scheme = scheme_of(granularity, azp=False, dtype=dtype).value
+    return _run_quantize(x, dtype, scheme, None, None, None, overlap, quant_ops.GIVEN)[:2]
+
+
+def _quantize_azp(
+    x: Tensor, dtype: torch.dtype, granularity: str = "token", overlap: str = "none"
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    scheme = scheme_of(granularity, azp=True, dtype=dtype).value
+    return _run_quantize(x, dtype, scheme, None, None, None, overlap, quant_ops.GIVEN)
+
+
+def _quantize_out(
+    out: Tensor, scale: Tensor, azp: Tensor | None, x: Tensor, granularity: str = "token", overlap: str = "none"
+) -> None:
+    scheme = scheme_of(granularity, azp=azp is not None, dtype=out.dtype).value
+    _run_quantize(x, out.dtype, scheme, out, scale, azp, overlap, quant_ops.GIVEN)
+
+
+def _static(x: Tensor, dtype: torch.dtype, scale: Tensor, azp: Tensor | None = None, overlap: str = "none") -> Tensor:
+    scheme = scheme_of("static", azp=azp is not None, dtype=dtype).value
+    return _run_quantize(x, dtype, scheme, None, scale, azp, overlap, quant_ops.GIVEN)[0]
+
+
+def _static_out(out: Tensor, x: Tensor, scale: Tensor, azp: Tensor | None = None, overlap: str = "none") -> None:
+    scheme = scheme_of("static", azp=azp is not None, dtype=out.dtype).value
+    _run_quantize(x, out.dtype, scheme, out, scale, azp, overlap, quant_ops.GIVEN)
 
 
 def _fake(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, out_dtype: torch.dtype, *_: object) -> Tensor:
     check_matrices(a, b, out_dtype)
     return a.new_empty((*a.shape[:-1], b.shape[1]), dtype=out_dtype)
+
+
+def _fake_per_token(x: Tensor, dtype: torch.dtype, overlap: str = "none") -> tuple[Tensor, Tensor]:
+    return quant_ops.quantize_fake(x, dtype, "token", overlap)
+
+
+def _fake_quantize_azp(
+    x: Tensor, dtype: torch.dtype, granularity: str = "token", overlap: str = "none"
+) -> tuple[Tensor, Tensor, Tensor]:
+    scheme_of(granularity, azp=True, dtype=dtype)
+    q, scale = quant_ops.quantize_fake(x, dtype, granularity, overlap)
+    return q, scale, torch.empty(scale.shape, dtype=torch.int32, device=x.device)
+
+
+def _fake_static(x: Tensor, dtype: torch.dtype, *_: object) -> Tensor:
+    return quant_ops.quantize_fake(x, dtype)[0]
 
 
 def _fake_out(*_: object) -> None:
@@ -98,8 +153,13 @@ def _register() -> None:
         "scaled_mm": (_scaled_mm, _fake),
         "scaled_mm_azp": (_scaled_mm_azp, _fake),
         "scaled_mm_out": (_scaled_mm_out, _fake_out),
-        "quantize_per_token": (_quantize, quantize.quantize_fake),
-        "quantize_per_token_out": (_quantize_out, _fake_out),
+        "quantize_per_token": (_per_token, _fake_per_token),
+        "quantize_per_token_out": (_per_token_out, _fake_out),
+        "quantize": (_quantize, quant_ops.quantize_fake),
+        "quantize_azp": (_quantize_azp, _fake_quantize_azp),
+        "quantize_out": (_quantize_out, _fake_out),
+        "quantize_static": (_static, _fake_static),
+        "quantize_static_out": (_static_out, _fake_out),
     }
     for schema in SCHEMAS:
         name = schema.split("(")[0]

@@ -41,7 +41,7 @@ from cutlass_w8a8.config import KernelConfig
 from cutlass_w8a8.dtypes import OUTPUT_DTYPES, DType
 from cutlass_w8a8.errors import UnsupportedError, W8A8Error
 from cutlass_w8a8.evt.epilogues import FORMULAS, EpilogueSpec, ScaleA, ScaleB
-from cutlass_w8a8.spec import KernelSpec, QuantSpec, Spec
+from cutlass_w8a8.spec import KernelSpec, QuantSpec, Scheme, Spec
 from cutlass_w8a8.toolchain.progress import QUIET_VARIABLE
 
 ALL = "all"
@@ -73,6 +73,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         **several,
     )
     parser.add_argument(
+        "--scheme",
+        choices=[*(scheme.value for scheme in Scheme), ALL],
+        help="with --quantize, what shares a scale and where that comes from; default: all",
+        **several,
+    )
+    parser.add_argument(
         "--plan", type=Path, metavar="FILE", help="kernels as --print-plan and tune plan write, instead of the above"
     )
     parser.add_argument("--print-plan", action="store_true", help="print the set as such a list, and do nothing else")
@@ -85,10 +91,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     if options.jobs is not None and options.jobs < 1:
         parser.error(f"--jobs {options.jobs}: must be at least 1")
     of_gemms = options.out_dtype or options.epilogue or options.config
-    if options.plan and (options.arch or options.a_dtype or options.quantize or of_gemms):
+    if options.plan and (options.arch or options.a_dtype or options.quantize or options.scheme or of_gemms):
         parser.error("--plan already names the kernels; leave out the options that do")
     if options.quantize and of_gemms:
         parser.error("--quantize names kernels without epilogues; leave out --out-dtype, --epilogue, --config")
+    if options.scheme and not options.quantize:
+        parser.error("--scheme is for kernels that quantise; add --quantize DTYPE")
     return options
 
 
@@ -109,11 +117,15 @@ def archs(options: argparse.Namespace) -> list[Arch]:
 
 def quantizations(options: argparse.Namespace) -> list[QuantSpec]:
     sources = OUTPUT_DTYPES if wants_all(options.quantize) else [DType(name) for name in options.quantize]
+    schemes = list(Scheme) if wants_all(options.scheme) else [Scheme(name) for name in options.scheme]
     return [
-        QuantSpec(arch, source, target)
+        QuantSpec(arch, source, target, scheme)
         for arch in archs(options)
         for source in sources
         for target in (arch.operands if wants_all(options.a_dtype) else map(DType, options.a_dtype))
+        for scheme in schemes
+        # Where schemes are not named, types choose them.
+        if target in scheme.targets or not wants_all(options.scheme)
     ]
 
 

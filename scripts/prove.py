@@ -195,7 +195,8 @@ def quick(plan: Plan, options: argparse.Namespace) -> list[Check]:
     """Every combination of the plan on a few odd shapes; nothing that a sanitizer would make take minutes."""
     judged = family_checks.judged(options.device) | {"with_model": False}
     found = grid.Grid(plan, options.device, **judged).run(cases.SMALL_SHAPES[::2])
-    return found + quant_checks.correctness(options.device, limit=1 << 16, step=7)
+    found += quant_checks.correctness(options.device, limit=1 << 16, step=7)
+    return found + quant_checks.ways(options.device, limit=1 << 16, step=7)
 
 
 def summarise(checks: list[Check], seconds: dict[str, float]) -> None:

@@ -29,7 +29,7 @@ from cutlass_w8a8.dtypes import DType
 from cutlass_w8a8.evt import draw
 from cutlass_w8a8.evt.arguments import arguments
 from cutlass_w8a8.evt.epilogues import FORMULAS, EpilogueSpec, ScaleA, ScaleB
-from cutlass_w8a8.spec import KernelSpec, QuantSpec
+from cutlass_w8a8.spec import KernelSpec, QuantSpec, Scheme
 
 GENERATED = ROOT / "generated"
 FAMILIES = {
@@ -62,7 +62,16 @@ KERNELS = (
     "sm120 e4m3 bf16 scaled_token_channel 16x64x128_pingpong",
     "sm120 e4m3 bf16 scaled-bias_token_channel 128x128x128_cooperative",
 )
-QUANTIZATIONS = ("sm90 bf16 e4m3", "sm90 fp32 int8", "sm80 fp16 e4m3")
+QUANTIZATIONS = (
+    "sm90 bf16 e4m3 token",
+    "sm90 fp32 int8 token",
+    "sm80 fp16 e4m3 token",
+    "sm90 bf16 int8 token-azp",
+    "sm90 bf16 e4m3 tensor",
+    "sm80 fp32 int8 tensor-azp",
+    "sm90 fp16 e4m3 static",
+    "sm90 bf16 int8 static-azp",
+)
 
 
 def kernel(line: str) -> KernelSpec:
@@ -77,8 +86,8 @@ def kernel(line: str) -> KernelSpec:
 
 def quantization(line: str) -> QuantSpec:
     """The kernel that a line of `QUANTIZATIONS` stands for."""
-    arch, source, target = line.split()
-    return QuantSpec(arch_named(arch), DType(source), DType(target))
+    arch, source, target, scheme = line.split()
+    return QuantSpec(arch_named(arch), DType(source), DType(target), Scheme(scheme))
 
 
 def epilogues() -> str:

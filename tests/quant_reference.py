@@ -1,4 +1,4 @@
-"""Quantisation by rows in closed form, in float64 and a table of all e4m3 values. Imports nothing of the package."""
+"""Quantisation in closed form, in float64 and a table of all e4m3 values. Imports nothing of the package."""
 
 from __future__ import annotations
 
@@ -29,24 +29,59 @@ def e4m3_code(value: torch.Tensor) -> torch.Tensor:
     return torch.where(value.isnan(), 0x7F, code).to(torch.uint8)
 
 
-def quantize(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Bits of q (uint8 [M, K]) and of the scales (int32 [M, 1]) that x [M, K] must give.
+def quantize(
+    x: torch.Tensor,
+    dtype: torch.dtype,
+    scheme: str = "token",
+    scale: torch.Tensor | None = None,
+    azp: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Bits of q (uint8 [M, K]) and of the scales (int32), and the zero points, that x [M, K] must give.
 
-    float64 holds the product of two float32 exactly, and its quotient of two float32 rounds to float32 as the exact
-    one does, so that every step below is rounded once.
+    Args:
+        scheme: ``token`` or ``tensor``, with ``-azp`` if there are zero points; ``static`` if ``scale`` and ``azp``,
+            one value each, are given.
+
+    float64 holds the product of two float32 exactly, and its quotient, sum and difference of two float32 round to
+    float32 as the exact ones do, so that every step below is rounded once.
     """
     x = x.double()
-    rows, k = x.shape
-    largest = x.abs().amax(1, keepdim=True) if k else x.new_zeros(rows, 1)
+    if scale is None:
+        rows = x.reshape(1, -1) if scheme.startswith("tensor") else x
+        scale, azp = _extremes(rows) if scheme.endswith("-azp") else (_largest(rows, dtype), None)
+        if scheme.startswith("tensor"):
+            scale, azp = scale.view(1), None if azp is None else azp.view(1)
+    factor = scale.double().reshape(-1, 1)
     # By tensors throughout: on CUDA, torch multiplies by the reciprocal of a divisor that is a number.
-    scale = (largest / torch.full_like(largest, _LARGEST[dtype])).float()
-    floor = torch.full_like(scale, _FLOOR[dtype])
-    scale = torch.where(scale < floor, floor, scale)
-    scale = torch.where(largest.isnan(), torch.full_like(scale, torch.nan), scale)
-    inverse = (torch.ones_like(largest) / scale.double()).float()
+    inverse = (torch.ones_like(factor) / factor).float()
     scaled = (x * inverse.double()).float().double()
     if dtype is E4M3:
         code = e4m3_code(scaled)
     else:
-        code = torch.where(scaled.isnan(), 0, scaled).round().to(torch.int8).view(torch.uint8)
-    return code, scale.view(torch.int32)
+        shift = 0 if azp is None else azp.double().reshape(-1, 1)
+        # An infinity plus a zero point is an infinity, and no more than the largest code.
+        code = torch.where(scaled.isnan(), 0, scaled).round() + shift
+        code = code.clamp(-128, 127).to(torch.int8).view(torch.uint8)
+    return code, scale.view(torch.int32), azp
+
+
+def _largest(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    count, k = rows.shape
+    largest = rows.abs().amax(1, keepdim=True) if k else rows.new_zeros(count, 1)
+    return _scale(largest, _LARGEST[dtype], dtype)
+
+
+def _extremes(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    zero = rows.new_zeros(rows.shape[0], 1)
+    high, low = torch.cat([rows, zero], 1).amax(1, keepdim=True), torch.cat([rows, zero], 1).amin(1, keepdim=True)
+    half = ((high / 2).float().double() - (low / 2).float().double()).float().double()
+    scale = _scale(half, 127.5, INT8)
+    azp = (-128 - (low / scale.double()).float().double()).float()
+    return scale, torch.where(azp.isnan(), 0, azp).round().to(torch.int32)
+
+
+def _scale(largest: torch.Tensor, steps: float, dtype: torch.dtype) -> torch.Tensor:
+    scale = (largest / torch.full_like(largest, steps)).float()
+    floor = torch.full_like(scale, _FLOOR[dtype])
+    scale = torch.where(scale < floor, floor, scale)
+    return torch.where(largest.isnan(), torch.full_like(scale, torch.nan), scale)

@@ -15,7 +15,7 @@ from cutlass_w8a8.errors import ArgumentError, W8A8Error
 from cutlass_w8a8.evt.epilogues import FORMULAS, Azp, EpilogueSpec, ScaleA, ScaleB
 from cutlass_w8a8.problem import Problem
 from cutlass_w8a8.request import K_MULTIPLE, MAX_K_INT8, MAX_K_INT8_AZP, N_MULTIPLE
-from cutlass_w8a8.spec import KernelSpec, QuantSpec
+from cutlass_w8a8.spec import KernelSpec, QuantSpec, Scheme
 
 T = TypeVar("T")
 
@@ -52,8 +52,15 @@ def add_kernel_options(parser: argparse.ArgumentParser) -> None:
         "--quantize",
         choices=[dtype.value for dtype in OUTPUT_DTYPES],
         metavar="DTYPE",
-        help="instead of a GEMM, the kernel that quantises the rows of a matrix of this type to --a-dtype; no further "
-        "options belong to it",
+        help="instead of a GEMM, the kernel that quantises a matrix of this type to --a-dtype; but for --scheme no "
+        "further options belong to it",
+    )
+    what.add_argument(
+        "--scheme",
+        choices=[scheme.value for scheme in Scheme],
+        metavar="NAME",
+        help="with --quantize, what shares a scale and where that comes from: "
+        f"{', '.join(scheme.value for scheme in Scheme)}; default: {Scheme.TOKEN.value}",
     )
 
     how = parser.add_argument_group(
@@ -99,7 +106,12 @@ def kernel(options: argparse.Namespace) -> KernelSpec | QuantSpec:
     arch = ARCHS[options.arch]
     operand = DType(options.a_dtype) if options.a_dtype else arch.operands[0]
     if options.quantize is not None:
-        return _quantization(options, QuantSpec(arch, DType(options.quantize), operand))
+        scheme = Scheme(options.scheme or Scheme.TOKEN)
+        if options.a_dtype is None and operand not in scheme.targets:
+            operand = scheme.targets[0]
+        return _quantization(options, QuantSpec(arch, DType(options.quantize), operand, scheme))
+    if options.scheme is not None:
+        raise ArgumentError(f"--scheme {options.scheme} is for kernels that quantise; add --quantize, or leave it out")
     out = DType(options.out_dtype) if options.out_dtype else DEFAULT_OUT
     epilogue = _chosen_epilogue(options)
     m, n, k = _shape(options)

@@ -1,6 +1,6 @@
 """The binary interface of a compiled kernel: ``Pointers``, ``Call`` and ``Info`` of templates/host_prelude.h.
 
-``QUANT_CALL`` mirrors ``QuantCall`` of templates/quantize.cu.j2.
+``quant_call`` mirrors ``QuantCall`` of templates/quantize.cu.j2.
 """
 
 from __future__ import annotations
@@ -17,8 +17,15 @@ POINTERS = struct.Struct(f"={5 + MAX_OPERANDS}Q")
 # of a, b, d and the operands.
 CALL = struct.Struct(f"={5 + MAX_OPERANDS}Q1Q3q10i{3 + MAX_OPERANDS}q")
 
-# function, stream, x, q, scale; ldx, ldq; m, k, vectors, early, threads, rows, programmatic, unused.
-QUANT_CALL = struct.Struct("=5Q2q8i")
+
+def quant_call(pointers: int, whole: bool) -> struct.Struct:
+    """The structure of a quantisation kernel with so many ``pointers``, that takes a tensor as a ``whole`` or by rows.
+
+    function, stream; x, q, scale[, azp][, partial]; ldx, ldq; m, k, vectors, early[, last, partials]; threads, rows,
+    programmatic, blocks.
+    """
+    return struct.Struct(f"={2 + pointers}Q2q{10 if whole else 8}i")
+
 
 CANNOT_IMPLEMENT = -1
 MISALIGNED = -4
@@ -64,7 +71,7 @@ class Library:
         end = ctypes.addressof(ctypes.c_char.in_dll(handle, "w8a8_image_end"))
         self.image = (ctypes.c_char * (end - begin)).from_address(begin)
         self.launch = handle.w8a8_launch
-        # Addresses: of a `CALL` and `POINTERS`, or of a `QUANT_CALL` alone.
+        # Addresses: of a `CALL` and `POINTERS`, or of a `quant_call` alone.
         self.launch.argtypes = (ctypes.c_void_p,) * (2 if self.info.operands else 1)
         self.launch.restype = ctypes.c_int
         self.workspace = handle.w8a8_workspace

@@ -1,4 +1,4 @@
-"""Quantisation by rows on the GPU at hand."""
+"""Quantisation on the GPU at hand."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from tests.harness import Check
 
 
 @pytest.mark.parametrize(
-    "run", [quant_checks.order, quant_checks.graph, quant_checks.compiled], ids=lambda run: run.__name__
+    "run",
+    [quant_checks.order, quant_checks.handed_on, quant_checks.graph, quant_checks.compiled],
+    ids=lambda run: run.__name__,
 )
 def test_surroundings(run: Callable[[str], list[Check]]) -> None:
     none_failed(run("cuda"))
@@ -19,6 +21,7 @@ def test_surroundings(run: Callable[[str], list[Check]]) -> None:
 
 def test_every_seventh_case() -> None:
     none_failed(quant_checks.correctness("cuda", limit=1 << 22, step=7))
+    none_failed(quant_checks.ways("cuda", limit=1 << 22, step=7))
 
 
 def none_failed(checks: list[Check]) -> None:

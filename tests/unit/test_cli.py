@@ -56,12 +56,20 @@ def test_command_in_a_kernels_banner_prints_that_kernel(spec: Spec, capsys: Capt
         ("--bias --k 64 --stages 3", "leave out --bias, --k, --stages"),
         ("--out-dtype fp16", "leave out --out-dtype"),
         ("--tile 64x64x128", "leave out --tile"),
+        ("--scheme static-azp --a-dtype e4m3", "quantises to int8 only"),
         ("--tree", "sm90_quantize_bf16_e4m3 has no epilogue to draw; leave out --tree"),
     ],
 )
 def test_quantisation_has_no_options_of_a_gemm(words: str, message: str, capsys: Capture) -> None:
     assert main(["show", "--quantize", "bf16", *words.split()]) == 1
     assert message in capsys.readouterr().err
+
+
+def test_schemes_are_for_quantisation(capsys: Capture) -> None:
+    assert main(["show", "--scheme", "static"]) == 1
+    assert "--scheme static is for kernels that quantise; add --quantize" in capsys.readouterr().err
+    assert main(["show", "--quantize", "bf16", "--scheme", "token-azp"]) == 0
+    assert "// sm90_quantize_bf16_int8_token-azp\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("arch", ARCHS.values(), ids=lambda arch: arch.name)

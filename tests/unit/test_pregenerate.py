@@ -15,7 +15,7 @@ from cutlass_w8a8.arch import ARCHS
 from cutlass_w8a8.dispatch import configs_of, problems
 from cutlass_w8a8.dtypes import OUTPUT_DTYPES, DType
 from cutlass_w8a8.evt.epilogues import FORMULAS
-from cutlass_w8a8.spec import KernelSpec, spec_from_json
+from cutlass_w8a8.spec import KernelSpec, Scheme, spec_from_json
 from scripts import pregenerate
 from tests.harness import load_plan
 
@@ -61,13 +61,18 @@ def test_plan_is_read_back_and_launch_choices_do_not_multiply(capsys: Capture, t
 
 
 def test_quantisation_is_a_set_of_its_own(capsys: Capture, tmp_path: Path) -> None:
-    assert pregenerate.main(["--arch", "sm90", "--arch", "sm80", "--quantize", "bf16", "--print-plan"]) == 0
+    words = "--arch sm90 --arch sm80 --quantize bf16 --scheme token --print-plan".split()
+    assert pregenerate.main(words) == 0
     lines = json.loads(capsys.readouterr().out)
     assert [spec_from_json(line).name for line in lines] == [
         "sm90_quantize_bf16_e4m3",
         "sm90_quantize_bf16_int8",
         "sm80_quantize_bf16_int8",
     ]
+    assert pregenerate.main("--arch sm90 --quantize all --print-plan".split()) == 0
+    every = [spec_from_json(line) for line in json.loads(capsys.readouterr().out)]
+    # By default every scheme, for the types that it is for.
+    assert len(every) == len(set(every)) == 3 * 9 and {spec.scheme for spec in every} == set(Scheme)
     # A plan may hold kernels of both kinds.
     gemm = plan(capsys, *"--arch sm80 --epilogue scaled_tensor_tensor".split())[0].to_json()
     path = tmp_path / "plan.json"
@@ -85,6 +90,7 @@ def test_quantisation_is_a_set_of_its_own(capsys: Capture, tmp_path: Path) -> No
     [
         ("--arch sm90 --a-dtype e4m3 --epilogue azp_token_channel", "needs int8 operands"),
         ("--arch sm80 --a-dtype e4m3", "sm80 has no e4m3 tensor cores"),
+        ("--arch sm90 --quantize bf16 --a-dtype e4m3 --scheme static-azp", "quantises to int8 only, not to e4m3"),
         ("--arch sm90 --config 96x128x128_pingpong", "tile m 96"),
         ("--arch sm90 --config nonsense", "'nonsense'"),
         ("--epilogue scaled", "<formula>_<scale_a>_<scale_b>"),
@@ -131,6 +137,7 @@ def test_a_reader_that_has_seen_enough_is_no_error() -> None:
         "--out x --jobs 0",
         "--plan p.json --arch sm90 --out x",
         "--quantize bf16 --config x --out x",
+        "--scheme static --out x",
         "--arch sm70 --out x",
     ],
 )

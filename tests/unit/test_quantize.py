@@ -10,16 +10,16 @@ import pytest
 import torch
 
 import cutlass_w8a8
-from cutlass_w8a8 import emit, pipeline, quantize
+from cutlass_w8a8 import emit, pipeline, quant_calls
 from cutlass_w8a8.arch import ARCHS, SM75, SM90
 from cutlass_w8a8.dispatch import quant_launch
 from cutlass_w8a8.dispatch.quantize import ANY_ROW
-from cutlass_w8a8.dtypes import OPERAND_DTYPES, OUTPUT_DTYPES, DType
+from cutlass_w8a8.dtypes import OUTPUT_DTYPES, DType
 from cutlass_w8a8.errors import ArgumentError, UnsupportedError
 from cutlass_w8a8.runtime import abi
 from cutlass_w8a8.runtime.device import force_arch
 from cutlass_w8a8.runtime.quantize import PreparedQuantize
-from cutlass_w8a8.spec import QUANT_HELD, QUANT_MAX_THREADS, KernelSpec, QuantSpec, spec_from_json
+from cutlass_w8a8.spec import QUANT_HELD, QUANT_MAX_THREADS, KernelSpec, QuantSpec, Scheme, spec_from_json
 from tests import quant_cases, quant_reference
 from tests.harness import Check
 
@@ -216,31 +216,36 @@ def test_call_structure_is_packed_in_the_kernels_order(monkeypatch: pytest.Monke
         class library:  # noqa: N801 - stands for an attribute
             @staticmethod
             def launch(address: int) -> int:
-                seen.append(abi.QUANT_CALL.unpack((abi.ctypes.c_char * abi.QUANT_CALL.size).from_address(address).raw))
+                layout = abi.quant_call(pointers, whole is not None)
+                seen.append(layout.unpack((abi.ctypes.c_char * layout.size).from_address(address).raw))
                 return 0
 
-    call = PreparedQuantize(
-        Kernel,
-        None,
-        strides=(1, 2),
-        extents=(3, 4, 5),
-        block=(6, 7),
-        overlap=True,  # type: ignore[arg-type]
-    )
-    call(21, 22, 23, 24)
-    assert seen == [(11, 21, 22, 23, 24, 1, 2, 3, 4, 5, 1, 6, 7, 1, 0)]
+    pointers, whole = 3, None
+    block: dict[str, Any] = {"strides": (1, 2), "extents": (3, 4, 5), "block": (6, 7), "overlap": True}
+    PreparedQuantize(Kernel, None, **block)(21, 22, 23, 24)  # type: ignore[arg-type]
+    assert seen.pop() == (11, 21, 22, 23, 24, 1, 2, 3, 4, 5, 1, 6, 7, 1, 0)
+    pointers, whole = 5, (8, 9)
+    block |= {"pointers": 5, "whole": (8, 9), "blocks": 10}
+    PreparedQuantize(Kernel, None, **block)(21, 22, 23, 24, 25, 26)  # type: ignore[arg-type]
+    assert seen == [(11, 21, 22, 23, 24, 25, 26, 1, 2, 3, 4, 5, 1, 8, 9, 6, 7, 1, 10)]
 
 
 def test_another_arch_is_another_kernel() -> None:
-    quantize._prepared["stale",] = None  # type: ignore[assignment]
+    quant_calls._prepared["stale",] = None  # type: ignore[assignment]
     end = force_arch(None, SM75)
-    assert not quantize._prepared
+    assert not quant_calls._prepared
     end()
 
 
 # Specification and emission -----------------------------------------------------------------------------------------
 
-EVERY = [QuantSpec(arch, x, q) for arch in ARCHS.values() for x in OUTPUT_DTYPES for q in OPERAND_DTYPES]
+EVERY = [
+    QuantSpec(arch, x, q, scheme)
+    for arch in ARCHS.values()
+    for x in OUTPUT_DTYPES
+    for scheme in Scheme
+    for q in scheme.targets
+]
 
 
 def test_specs_are_read_back_and_have_keys_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,9 +270,11 @@ def test_specs_of_other_kinds_are_told_apart() -> None:
 def test_text_is_whole(spec: QuantSpec) -> None:
     files = emit.render(spec)
     text = files["kernel.cu"]
-    assert f"// {spec.name}\n" in text and spec.command("show") in text and spec.formula in text
+    assert f"// {spec.name}\n" in text and spec.command("show") in text
+    assert all(part in text for part in spec.formula.split("; "))
     assert all(f"w8a8_held_{held}(" in text for held in QUANT_HELD) and " w8a8_kernel(" in text
-    assert "\t" not in text and "{%" not in text and max(map(len, text.splitlines())) <= 125
+    assert (" w8a8_scan(" in text) == spec.scheme.scans
+    assert "\t" not in text and "\n\n\n" not in text and "{%" not in text and max(map(len, text.splitlines())) <= 125
     assert ("__nv_cvt_float2_to_fp8x2" in text) == (spec.target is DType.E4M3)
 
 
