@@ -19,7 +19,7 @@ from cutlass_w8a8.errors import CompileError
 from cutlass_w8a8.toolchain.discover import Toolkit
 from cutlass_w8a8.toolchain.flags import Flags
 from cutlass_w8a8.toolchain.headers import Headers
-from cutlass_w8a8.toolchain.process import Finished, run_together
+from cutlass_w8a8.toolchain.process import DEFAULT_TIMEOUT, TIMEOUT_VARIABLE, Finished, run_together
 from cutlass_w8a8.toolchain.resources import Resources, parse_resources
 
 SOURCE = "kernel.cu"
@@ -74,6 +74,7 @@ def compile_kernel(
     workdir: Path,
     *,
     keep: Path,
+    seconds: float = DEFAULT_TIMEOUT,
 ) -> CompileResult:
     """Compile ``files`` in ``workdir``, an empty directory of the caller's.
 
@@ -86,9 +87,10 @@ def compile_kernel(
         headers: the CUTLASS tree.
         workdir: where everything is written, temporary files included.
         keep: if a compiler fails, the directory where source and log are left, replacing earlier ones.
+        seconds: how long all of it may take.
 
     Raises:
-        CompileError: a compiler failed, or the result holds no ``w8a8_kernel``.
+        CompileError: a compiler failed or took too long, or the result holds no ``w8a8_kernel``.
         ToolchainError: a compiler could not be started.
     """
     begin = time.monotonic()
@@ -99,13 +101,21 @@ def compile_kernel(
     commands: list[str] = []
 
     def run(steps: Mapping[str, Sequence[str]]) -> dict[str, Finished]:
-        finished = run_together(steps, workdir)
+        finished = run_together(steps, workdir, begin + seconds - time.monotonic())
         commands.extend(scrub.command(argv) for argv in steps.values())
         log.extend(
             f"$ {scrub.command(step.argv)}\n{scrub.text(step.output)}"
             for step in (finished[name] for name in steps if name in finished)
         )
         for step in finished.values():
+            if step.timed_out:
+                raise _failure(
+                    step,
+                    files,
+                    keep,
+                    f"{Path(step.argv[0]).name} did not end within {seconds:.0f} s and was stopped; if the machine is "
+                    f"just slow, compile fewer kernels at once (--jobs), or set {TIMEOUT_VARIABLE} to more seconds",
+                )
             if step.returncode != 0:
                 raise _failure(step, files, keep)
         return finished
@@ -119,9 +129,12 @@ def compile_kernel(
     resources = parse_resources(halves["device"].output, ENTRY)
     if resources is None:
         raise _failure(halves["device"], files, keep, f"{SOURCE} compiled, but defines no kernel named {ENTRY}")
-    run({"link": [str(toolkit.cxx), "host.o", "image.s", "-o", LIBRARY, *flags.link]})
+    linked = run({"link": [str(toolkit.cxx), "host.o", "image.s", "-o", LIBRARY, *flags.link]})
+    library = workdir / LIBRARY
+    if not library.is_file() or not library.stat().st_size:
+        raise _failure(linked["link"], files, keep, f"the linker reported success, but left no {LIBRARY}")
     return CompileResult(
-        library=workdir / LIBRARY,
+        library=library,
         seconds=time.monotonic() - begin,
         resources=resources,
         log="".join(log),
@@ -184,7 +197,7 @@ def _failure(step: Finished, files: Mapping[str, str], keep: Path, what: str | N
         if (number := step.killing_signal) is not None:
             what = (
                 f"{name} was killed by signal {number}; if the machine ran out of memory, note that one kernel "
-                "takes about 3.5 GB: free some, or compile fewer kernels at once"
+                "takes about 3.5 GB: free some, or compile fewer kernels at once (--jobs)"
             )
     log = f"$ {command}\n{step.output}"
     try:
