@@ -375,6 +375,8 @@ class Store(Shelf):
         A build holds its object's lock, so whoever gets that lock knows. Dates are asked only where there are no locks.
         """
         removed = []
+        with contextlib.suppress(OSError):
+            make_directory(self.layout.locks)
         for path in _listed(self.layout.work):
             object_digest = path.name.partition(".")[0]
             if not is_digest(object_digest):
