@@ -20,7 +20,7 @@ from cutlass_w8a8 import emit, forks
 from cutlass_w8a8.cache.chain import Chain
 from cutlass_w8a8.cache.key import digest
 from cutlass_w8a8.cache.location import size_limit
-from cutlass_w8a8.cache.store import LIBRARY, Entry
+from cutlass_w8a8.cache.store import LIBRARY, SOURCE, Entry
 from cutlass_w8a8.cache.upkeep import evict
 from cutlass_w8a8.errors import ArgumentError, CacheError, CompileError, ToolchainError
 from cutlass_w8a8.spec import Spec
@@ -28,7 +28,7 @@ from cutlass_w8a8.toolchain import headers
 from cutlass_w8a8.toolchain.discover import Toolkit, find_toolkit, require
 from cutlass_w8a8.toolchain.flags import Flags, flags_for
 from cutlass_w8a8.toolchain.headers import Headers, headers_digest, require_headers
-from cutlass_w8a8.toolchain.nvcc import compile_kernel
+from cutlass_w8a8.toolchain.nvcc import BUILD_LOG, LOG_TAIL_LINES, compile_kernel
 from cutlass_w8a8.toolchain.process import compile_timeout
 from cutlass_w8a8.toolchain.progress import compiling
 from cutlass_w8a8.version import VERSION
@@ -133,12 +133,14 @@ def find(spec: Spec) -> Entry | None:
 def build(spec: Spec, *, force: bool = False, explicit: bool = False) -> Entry:
     """The kernel of ``spec``: from a pack or the cache, or compiled (half a minute) and stored.
 
-    If the cache cannot be written, the kernel is kept in a temporary folder until the process ends.
+    If the cache cannot be written, the kernel is kept in a temporary folder until the process ends. Of several threads
+    and processes that want it at once, one compiles; if that fails, it fails for all of them.
 
     Args:
         spec: the kernel.
         force: compile even if it is cached.
-        explicit: compile even if ``CUTLASS_W8A8_JIT=off``: the user asked for this very compilation.
+        explicit: compile even if ``CUTLASS_W8A8_JIT=off``, and insist on the cache: the user asked for this very
+            compilation.
 
     Raises:
         ArgumentError: an environment variable of the cache holds what makes no sense.
@@ -162,7 +164,7 @@ def build(spec: Spec, *, force: bool = False, explicit: bool = False) -> Entry:
 def _build(spec: Spec, force: bool, explicit: bool) -> Entry:
     fields = key_fields(spec)
     key = digest(fields)
-    chain = Chain()
+    chain = Chain(fall_back=not explicit)
     if not force and (entry := _lookup(chain, key, use=True)) is not None:
         _log.debug("kernel %s: found in %s", spec.name, entry.directory)
         return entry
@@ -177,15 +179,19 @@ def _build(spec: Spec, force: bool, explicit: bool) -> Entry:
     object_digest = digest(
         {"schema": SCHEMA, "flags": flags.to_json(), "headers": fields["headers"], **_labelled(files)}
     )
+    failed = chain.failed(spec.name)
+    earlier = _identity(failed)
     try:
         with chain.lock(object_digest, seconds + _PATIENCE_SECONDS):
             if not force:
-                # Another thread or process may have built it while this one waited for the lock.
+                # Another thread or process may have built it while this one waited for the lock, or failed to.
                 if (found := chain.lookup(key, use=True)) is not None:
                     return found.entry
                 if (entry := chain.adopt(key, fields, object_digest)) is not None:
                     stats.add(reused=1)
                     return entry
+                if failed is not None and _identity(failed) not in (None, earlier):
+                    _raise_failure(spec, failed, files)
             contents, manifest = _compile(chain, spec, object_digest, files, flags, fields["headers"], seconds)
             stats.add(compiles=1, compile_seconds=manifest["seconds"])
             entry = chain.publish(key, fields, object_digest, contents, manifest, force=force)
@@ -206,6 +212,34 @@ def jit_enabled() -> bool:
     if value.lower() not in _ON + _OFF:
         raise ArgumentError(f"{JIT_VARIABLE}={value} is neither on nor off; accepted: {', '.join(_ON[1:] + _OFF)}")
     return value.lower() in _ON
+
+
+def _identity(directory: Path | None) -> tuple[int, int] | None:
+    """What distinguishes a directory from one that takes its place."""
+    try:
+        status = None if directory is None else directory.stat()
+    except OSError:
+        return None
+    return None if status is None else (status.st_ino, status.st_mtime_ns)
+
+
+def _raise_failure(spec: Spec, failed: Path, files: Mapping[str, str]) -> None:
+    """Raise what another thread or process met when it compiled the same files; its record is in ``failed``."""
+    try:
+        if any((failed / name).read_text(encoding="utf-8") != text for name, text in files.items()):
+            return
+        log = (failed / BUILD_LOG).read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return
+    command = log.partition("\n")[0].removeprefix("$ ")
+    tail = "\n".join(log.rstrip().splitlines()[-LOG_TAIL_LINES:])
+    raise CompileError(
+        f"kernel {spec.name} failed to compile in another thread or process, while this one waited for it.\n"
+        f"Source and full log: {failed}\nEnd of the log:\n{tail}",
+        command=command,
+        log=log,
+        source=failed / SOURCE,
+    )
 
 
 def _lookup(chain: Chain, key: str, *, use: bool) -> Entry | None:
@@ -267,7 +301,7 @@ def _compile(
         _require_stamp(tree, before)
         _log.info("kernel %s: compiled in %.1f s", spec.name, time.monotonic() - begin)
         sources = {name: text.encode() for name, text in files.items()}
-        return {**sources, LIBRARY: result.library.read_bytes(), "build.log": result.log.encode()}, {
+        return {**sources, LIBRARY: result.library.read_bytes(), BUILD_LOG: result.log.encode()}, {
             "schema": SCHEMA,
             "name": spec.name,
             "source": digest(files),

@@ -39,12 +39,16 @@ class Found:
 class Chain:
     """The kernels within reach of this process, as its environment says now.
 
+    Args:
+        fall_back: whether kernels that the cache cannot take are kept until the process ends; else they are an error.
+
     Attributes:
         own: the cache; None if this user has no home and none is named.
         temporary: kernels that `publish` could only keep until this process ends.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, fall_back: bool = True) -> None:
+        self._may_fall_back = fall_back
         self._packs = [Shelf(path) for path in named_packs()]
         self.own: Store | None = None
         self.temporary = 0
@@ -63,6 +67,10 @@ class Chain:
             if (entry := shelf.lookup(key, use=use)) is not None:
                 return Found(entry, pack=not isinstance(shelf, Store))
         return None
+
+    def failed(self, name: str) -> Path | None:
+        """Where the last failed compilation of a kernel has left source and log, if there is a place for that."""
+        return None if self.own is None else self.own.failed(name)
 
     def places(self) -> list[Path]:
         """The directories that `lookup` searches."""
@@ -91,7 +99,9 @@ class Chain:
                     f"going ahead without the lock: {error}; other processes may compile the same kernels, which are "
                     "published whole all the same"
                 )
-                stack.enter_context(temporary.create().lock(object_digest))
+                with suppress(UnwritableError):
+                    # Threads of this process at least.
+                    stack.enter_context(temporary.create().lock(object_digest))
             yield
 
     def with_workdir(self, object_digest: str, build: Callable[[Path, Path], Result], failed: str) -> Result:
@@ -163,8 +173,9 @@ class Chain:
         try:
             return into(self._cache())
         except UnwritableError as error:
+            store = self._fall_back(error)
             self.temporary += 1
-            return into(self._fall_back(error))
+            return into(store)
 
     def _shelves(self, key: str | None = None) -> Iterator[Shelf]:
         # Temporary ones hold what the cache could not take: newer than what is there.
@@ -183,6 +194,8 @@ class Chain:
         return self.own
 
     def _fall_back(self, error: UnwritableError) -> Store:
+        if not self._may_fall_back:
+            raise error
         try:
             store = temporary.create()
         except UnwritableError as other:

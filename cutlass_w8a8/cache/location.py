@@ -136,10 +136,14 @@ def ensure_root(root: Path) -> None:
 def named_packs() -> list[Path]:
     """The packs that ``CUTLASS_W8A8_PACKS`` names, without those that cannot be used, which are warned of once.
 
+    None if it is ``none``.
+
     Raises:
         ArgumentError: one is named by a relative path, or in a home that does not exist.
     """
-    found = []
+    found: list[Path] = []
+    if _no_packs():
+        return found
     for text in filter(None, os.environ.get(PACKS_VARIABLE, "").split(os.pathsep)):
         path = user_path(PACKS_VARIABLE, text)
         if not path.is_absolute():
@@ -152,12 +156,17 @@ def named_packs() -> list[Path]:
     return found
 
 
-@functools.cache
 def installed_packs() -> tuple[Path, ...]:
-    """The packs that installed wheels advertise. Reads every wheel's metadata (0.1 s), once a process.
+    """The packs that installed wheels advertise; none if ``CUTLASS_W8A8_PACKS`` is ``none``.
 
-    Nothing is imported, so a pack cannot slow down or break this process by code of its own.
+    The first call in a process reads every wheel's metadata (0.1 s). Nothing is imported, so a pack cannot slow down or
+    break this process by code of its own.
     """
+    return () if _no_packs() else _advertised()
+
+
+@functools.cache
+def _advertised() -> tuple[Path, ...]:
     found = []
     for point in sorted(entry_points(group=PACKS_GROUP), key=lambda point: (point.name, point.value)):
         path = _directory_of(point)
@@ -202,6 +211,10 @@ def parse_size(what: str, text: str) -> int | None:
     if match is None or match[2] not in _UNITS:
         raise ArgumentError(f"{what}={text} is no size; write it like 2GB, 500MB, 1GiB or 1000000 (bytes), or none")
     return int(float(match[1]) * _UNITS[match[2]])
+
+
+def _no_packs() -> bool:
+    return os.environ.get(PACKS_VARIABLE, "").strip().lower() == "none"
 
 
 def _usable(path: Path, whence: str) -> bool:

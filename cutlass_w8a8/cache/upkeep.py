@@ -17,7 +17,7 @@ from pathlib import Path
 from cutlass_w8a8.cache import lock, users
 from cutlass_w8a8.cache.files import make_directory, remove_file, remove_tree, rename, tree_bytes
 from cutlass_w8a8.cache.location import LIMIT_VARIABLE
-from cutlass_w8a8.cache.store import MANIFEST, BrokenError, Shelf, Store, is_digest
+from cutlass_w8a8.cache.store import MANIFEST, SOURCE, BrokenError, Shelf, Store, is_digest
 from cutlass_w8a8.errors import CacheError
 
 # Evicting goes this far below the limit, so that not every kernel that comes makes one go.
@@ -314,11 +314,20 @@ def _old_failures(store: Store, seconds: float = _FAILURES_KEPT_SECONDS) -> Iter
     now = store.now()
     for path in _glob(store.layout.failed, "*"):
         with contextlib.suppress(OSError):
+            if not _is_failure(path):
+                continue
             # Of a date in the future nothing is known but that it is wrong.
             if abs(now - path.lstat().st_mtime) >= seconds:
                 size = tree_bytes(path)
                 remove_tree(path)
                 yield Removed(path, "an old failure", size)
+
+
+def _is_failure(path: Path) -> bool:
+    """Whether a directory looks like what a failed compilation leaves, or like the beginnings of that."""
+    if path.is_symlink() or not path.is_dir():
+        return False
+    return (path / SOURCE).is_file() or (path.name.startswith(".") and not any(path.iterdir()))
 
 
 def _glob(directory: Path, pattern: str) -> list[Path]:

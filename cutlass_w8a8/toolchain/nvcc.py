@@ -27,8 +27,9 @@ PRELUDE = "host_prelude.h"
 STUBS = "stubs"
 ENTRY = "w8a8_kernel"
 LIBRARY = "kernel.so"
+BUILD_LOG = "build.log"
 
-_LOG_TAIL_LINES = 40
+LOG_TAIL_LINES = 40
 # The fat binary, readable by address from inside the library. "%" type prefixes assemble on every architecture.
 _IMAGE = """\
     .section .rodata
@@ -206,7 +207,7 @@ def _failure(step: Finished, files: Mapping[str, str], keep: Path, what: str | N
     except OSError as error:
         # What went wrong with the kernel must not be hidden by what went wrong with its record.
         kept = f"Source and log could not be kept in {keep}: {error}"
-    tail = "\n".join(step.output.rstrip().splitlines()[-_LOG_TAIL_LINES:])
+    tail = "\n".join(step.output.rstrip().splitlines()[-LOG_TAIL_LINES:])
     return CompileError(
         f"{what}.\n{kept}\nCommand: {command}\nEnd of the log:\n{tail}",
         command=command,
@@ -220,7 +221,7 @@ def _keep(files: Mapping[str, str], log: str, keep: Path) -> None:
     fresh = Path(tempfile.mkdtemp(prefix=f".{keep.name}.", dir=keep.parent))
     try:
         _write(files, fresh)
-        (fresh / "build.log").write_text(log, encoding="utf-8")
+        (fresh / BUILD_LOG).write_text(log, encoding="utf-8")
         # A directory cannot be renamed over a full one: move the old one into the fresh one's place first.
         old = fresh.with_name(fresh.name + ".old")
         if keep.exists():
