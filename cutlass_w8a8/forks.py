@@ -11,7 +11,7 @@ import os
 import threading
 from pathlib import Path
 
-# Held across forks, so that no child finds it locked by a thread it does not have. For sections without waiting only.
+# Held across forks, so that none happens in a section that holds it. For short sections only.
 guard = threading.RLock()
 _private: set[int] = set()
 

@@ -12,14 +12,16 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from cutlass_w8a8.errors import ArgumentError, ToolchainError
-from cutlass_w8a8.forks import close_private, private_pipe
+from cutlass_w8a8.forks import close_private, guard, private_pipe
 
 TIMEOUT_VARIABLE = "CUTLASS_W8A8_COMPILE_TIMEOUT"
 # The largest kernels take a minute on an idle core: an hour is a compiler that hangs, or a machine that might as well.
 DEFAULT_TIMEOUT = 3600.0
 _POLL_SECONDS = 0.02
+_PROBE_SECONDS = 60
 # What cannot be killed is waiting for a disk or a network.
 _KILL_SECONDS = 10
 # Runs a command beside a watcher, which waits at a pipe whose other end our process alone holds, and kills the command
@@ -97,20 +99,17 @@ def probe(argv: Sequence[str]) -> str:
         ToolchainError: it cannot be run or fails; the message holds the command and its output.
     """
     try:
-        done = subprocess.run(
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=compiler_environment(),
-            timeout=60,
-            check=False,
-        )
+        with _start(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=compiler_environment()) as process:
+            try:
+                printed, _ = process.communicate(timeout=_PROBE_SECONDS)
+            except BaseException:
+                _kill(process)
+                raise
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ToolchainError(f"{argv[0]} cannot be run: {error}; point to a working compiler") from error
-    output = done.stdout.decode(errors="replace")
-    if done.returncode != 0:
-        raise ToolchainError(f"`{' '.join(argv)}` failed with status {done.returncode}: {output.strip()[-2000:]}")
+    output = printed.decode(errors="replace")
+    if process.returncode != 0:
+        raise ToolchainError(f"`{' '.join(argv)}` failed with status {process.returncode}: {output.strip()[-2000:]}")
     return output
 
 
@@ -138,15 +137,12 @@ def run_together(
                 raise ToolchainError(f"{argv[0]} cannot be run; is it an executable file?")
             with (workdir / f"{name}.log").open("wb") as log:
                 try:
-                    # A session of its own, so that a compiler is killed together with the passes it started.
-                    running[name] = subprocess.Popen(
+                    running[name] = _start(
                         ["/bin/sh", "-c", _WATCHED, "sh", *argv],
                         cwd=workdir,
                         env=environment,
                         stdin=watched,
                         stdout=log,
-                        stderr=subprocess.STDOUT,
-                        start_new_session=True,
                     )
                 except OSError as error:
                     raise ToolchainError(f"{argv[0]} cannot be run: {error}; is it an executable file?") from error
@@ -176,6 +172,13 @@ def run_together(
         close_private(watched)
         # Ends the watchers of the commands that have ended.
         close_private(held)
+
+
+def _start(argv: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+    """Start a command, in a session of its own, so that it is killed together with what it started."""
+    # A child forked meanwhile would keep the pipe on which Popen waits for news of its own child, and keep it waiting.
+    with guard:
+        return subprocess.Popen(argv, stderr=subprocess.STDOUT, start_new_session=True, **options)
 
 
 def _read_log(workdir: Path, name: str) -> str:
