@@ -52,11 +52,11 @@ class Chain:
         self._packs = [Shelf(path) for path in named_packs()]
         self.own: Store | None = None
         self.temporary = 0
-        self._homeless = ""
+        self._refusal = ""
         try:
             self.own = Store(cache_root())
         except UnwritableError as error:
-            self._homeless = str(error)
+            self._refusal = str(error)
 
     def lookup(self, key: str, *, use: bool = False) -> Found | None:
         """The kernel for ``key``: from the packs that are named, the cache, or the packs that are installed.
@@ -92,8 +92,9 @@ class Chain:
             try:
                 stack.enter_context(self._cache().lock(object_digest, seconds))
             except UnwritableError as error:
-                self._fall_back(error)
-                stack.enter_context(temporary.create().lock(object_digest))
+                stack.enter_context(self._fall_back(error).lock(object_digest))
+                # What is not locked is not to be written either: others would take it for abandoned.
+                self._refusal = str(error)
             except (NoLocksError, TimeoutError) as error:
                 warn_once(
                     f"going ahead without the lock: {error}; other processes may compile the same kernels, which are "
@@ -189,8 +190,8 @@ class Chain:
         yield from (Shelf(path) for path in installed_packs())
 
     def _cache(self) -> Store:
-        if self.own is None:
-            raise UnwritableError(self._homeless)
+        if self.own is None or self._refusal:
+            raise UnwritableError(self._refusal)
         return self.own
 
     def _fall_back(self, error: UnwritableError) -> Store:

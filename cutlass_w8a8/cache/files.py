@@ -6,6 +6,7 @@ Everything that changes the cache goes through these functions and `cache.lock`.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import hashlib
 import os
@@ -16,11 +17,29 @@ from pathlib import Path
 
 # What file systems answer that have no such operation on directories.
 _UNSYNCABLE = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF)
+# Of renameat2 in <fcntl.h> and <stdio.h>.
+_HERE, _EXCHANGE = -100, 2
 
 
 def sha256(data: bytes) -> str:
     """SHA-256 of ``data``, in hex."""
     return hashlib.sha256(data).hexdigest()
+
+
+def is_directory(path: Path) -> bool:
+    """Whether ``path`` is a directory itself, not a link to one, and not out of reach."""
+    try:
+        return stat.S_ISDIR(path.lstat().st_mode)
+    except OSError:
+        return False
+
+
+def is_link(path: Path) -> bool:
+    """Whether ``path`` is a symbolic link, not out of reach."""
+    try:
+        return path.is_symlink()
+    except OSError:
+        return False
 
 
 def read_regular(path: Path, size: int | None = None) -> bytes:
@@ -95,6 +114,19 @@ def rename(source: Path, target: Path) -> None:
     os.rename(source, target)  # noqa: PTH104
 
 
+def exchange(one: Path, other: Path) -> None:
+    """Have two paths change places, in one step.
+
+    Raises:
+        OSError: they cannot, or the file system or the C library has no such operation.
+    """
+    call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if call is None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    if call(_HERE, os.fsencode(one), _HERE, os.fsencode(other), _EXCHANGE):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(one))
+
+
 def remove_file(path: Path) -> bool:
     """Remove a file. Returns whether there was one.
 
@@ -110,7 +142,7 @@ def remove_file(path: Path) -> bool:
 
 def remove_tree(path: Path) -> None:
     """Remove a directory and all in it, or a file, as far as possible."""
-    if path.is_dir() and not path.is_symlink():
+    if is_directory(path):
         shutil.rmtree(path, ignore_errors=True)
     else:
         with contextlib.suppress(OSError):
@@ -118,7 +150,10 @@ def remove_tree(path: Path) -> None:
 
 
 def tree_bytes(directory: Path) -> int:
-    """Bytes in the files under ``directory``, as far as they can be looked at."""
+    """Bytes in the files under ``directory``, or in that file, as far as they can be looked at."""
+    if not is_directory(directory):
+        with contextlib.suppress(OSError):
+            return directory.lstat().st_size
     total = 0
     for folder, _, names in os.walk(directory):
         for name in names:

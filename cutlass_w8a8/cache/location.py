@@ -238,6 +238,6 @@ def _directory_of(point: EntryPoint) -> Path | None:
         return None
     for location in (spec.submodule_search_locations or ()) if spec is not None else ():
         path = Path(location, *rest).absolute()
-        if path.is_dir():
+        if os.path.isdir(path):  # noqa: PTH112  (False for what is out of reach)
             return path
     return None

@@ -8,7 +8,6 @@ file is still the one of that name.
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import time
@@ -21,7 +20,6 @@ from cutlass_w8a8 import forks
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.001, 0.05
 # A file that is another one each time it is looked at is not one that can be locked.
 _MOST_REPLACED = 100
-_BUSY = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES)
 
 
 class NoLocksError(Exception):
@@ -56,11 +54,12 @@ def acquire(path: Path, *, shared: bool = False, seconds: float = 0.0) -> int | 
             if replaced > _MOST_REPLACED:
                 raise NoLocksError(f"{path} is another file each time it is opened")
             busy = False
+        except BlockingIOError:
+            forks.close_private(descriptor)
+            busy = True
         except OSError as error:
             forks.close_private(descriptor)
-            if error.errno not in _BUSY:
-                raise NoLocksError(f"{path}: {error.strerror or error}") from error
-            busy = True
+            raise NoLocksError(f"{path}: {error.strerror or error}") from error
         except BaseException:
             forks.close_private(descriptor)
             raise

@@ -27,6 +27,9 @@ from typing import Any
 
 from cutlass_w8a8.cache import lock, users
 from cutlass_w8a8.cache.files import (
+    exchange,
+    is_directory,
+    is_link,
     make_directory,
     private_directory,
     read_regular,
@@ -189,7 +192,7 @@ class Shelf:
                 raise ValueError(f"it names {object_digest!r}, which is no object")
         except FileNotFoundError:
             # A dangling link is there, and wrong.
-            if path.is_symlink():
+            if is_link(path):
                 raise BrokenError("it is a link to nowhere") from None
             raise
         except _WRONG as error:
@@ -366,11 +369,11 @@ class Store(Shelf):
                 removed the cache.
         """
         with self._writing(), self.staging(object_digest) as directory:
-            self.sweep()
+            self.sweep(directory)
             yield directory
 
-    def sweep(self) -> list[Path]:
-        """Remove the working directories of builds that have ended; returns what was removed.
+    def sweep(self, but: Path | None = None) -> list[Path]:
+        """Remove the working directories of builds that have ended, ``but`` one; returns what was removed.
 
         A build holds its object's lock, so whoever gets that lock knows. Dates are asked only where there are no locks.
         """
@@ -379,7 +382,7 @@ class Store(Shelf):
             make_directory(self.layout.locks)
         for path in _listed(self.layout.work):
             object_digest = path.name.partition(".")[0]
-            if not is_digest(object_digest):
+            if not is_digest(object_digest) or path == but:
                 continue
             with contextlib.suppress(OSError):
                 try:
@@ -441,6 +444,10 @@ class Store(Shelf):
                 # Someone else was faster, or what is there is broken, or it is to be replaced.
                 if not force and self.find_object(target.name) is not None:
                     return
+                with contextlib.suppress(OSError):
+                    # At no time is there none.
+                    exchange(fresh, target)
+                    return
                 remove_tree(old)
                 self._move_away(target, old)
             raise FileExistsError(errno.EEXIST, "comes back each time it is moved away", str(target))
@@ -478,7 +485,7 @@ def _remove_in_place(target: Path) -> None:
     Raises:
         OSError: it cannot be removed.
     """
-    if target.is_dir() and not target.is_symlink():
+    if is_directory(target):
         remove_file(target / MANIFEST)
         remove_tree(target)
         if target.exists():

@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 
 from cutlass_w8a8.cache import lock, users
-from cutlass_w8a8.cache.files import make_directory, remove_file, remove_tree, rename, tree_bytes
+from cutlass_w8a8.cache.files import is_directory, make_directory, remove_file, remove_tree, rename, tree_bytes
 from cutlass_w8a8.cache.location import LIMIT_VARIABLE
 from cutlass_w8a8.cache.store import MANIFEST, SOURCE, BrokenError, Shelf, Store, is_digest
 from cutlass_w8a8.errors import CacheError
@@ -119,9 +119,9 @@ def prune(store: Store, limit: int | None) -> list[Removed]:
     Raises:
         CacheError: something else is removing right now, or it cannot be known what is in use.
     """
-    if not store.root.is_dir():
-        return []
     try:
+        if not store.root.is_dir():
+            return []
         with _removing(store) as in_use:
             removed = [*_broken_entries(store), *_broken_objects(store), *_orphans(store, in_use)]
             removed += [Removed(path, "left behind by a killed process", 0) for path in store.sweep()]
@@ -140,9 +140,9 @@ def clear(store: Store) -> Cleared:
     Raises:
         CacheError: as for `prune`.
     """
-    if not store.root.is_dir():
-        return Cleared([], [])
     try:
+        if not store.root.is_dir():
+            return Cleared([], [])
         with _removing(store) as in_use:
             removed = [*_broken_entries(store)]
             kept = []
@@ -250,7 +250,7 @@ def _broken_entries(store: Store) -> Iterator[Removed]:
         except FileNotFoundError:
             continue
         except BrokenError as error:
-            size = tree_bytes(path.parent) if path.is_dir() else path.lstat().st_size
+            size = tree_bytes(path)
             with store.staging() as stage:
                 aside = stage / path.name
                 rename(path, aside)
@@ -325,7 +325,7 @@ def _old_failures(store: Store, seconds: float = _FAILURES_KEPT_SECONDS) -> Iter
 
 def _is_failure(path: Path) -> bool:
     """Whether a directory looks like what a failed compilation leaves, or like the beginnings of that."""
-    if path.is_symlink() or not path.is_dir():
+    if not is_directory(path):
         return False
     return (path / SOURCE).is_file() or (path.name.startswith(".") and not any(path.iterdir()))
 

@@ -34,9 +34,9 @@ def mark(layout: Layout, object_digest: str) -> bool:
     with forks.guard:
         if object_digest in _listed(layout):
             return True
-    if not layout.root.is_dir():
-        return False
     try:
+        if not layout.root.is_dir():
+            return False
         make_directory(layout.locks)
         make_directory(layout.users)
         removal = lock.acquire(layout.locks / REMOVAL, shared=True, seconds=_WAIT_SECONDS)
