@@ -27,8 +27,9 @@ PACKS_GROUP = "cutlass_w8a8.packs"
 # All kernels that dispatch may choose on any architecture, 7900 of at most 155 KB, fill 1.2 GB. More is what other
 # versions left, or a tuner.
 DEFAULT_LIMIT = 2 * 10**9
-_UNITS = {"": 1, "B": 1, **{f"{x}B": 1000**i for i, x in enumerate("KMGT", 1)}}
-_UNITS |= {f"{x}IB": 1024**i for i, x in enumerate("KMGT", 1)}
+_UNITS = {"": 1, "B": 1}
+for _power, _letter in enumerate("KMGT", 1):
+    _UNITS |= {_letter: 1000**_power, f"{_letter}B": 1000**_power, f"{_letter}IB": 1024**_power}
 _LAYOUT = "v1"
 _log = logging.getLogger("cutlass_w8a8")
 _warned: set[str] = set()

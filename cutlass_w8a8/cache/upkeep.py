@@ -24,6 +24,7 @@ from cutlass_w8a8.errors import CacheError
 _TARGET = 0.9
 _FAILURES_KEPT_SECONDS = 7 * 24 * 3600
 _HOUR_SECONDS = 3600
+_WAIT_SECONDS = 5.0
 _BATCH = 64
 _log = logging.getLogger("cutlass_w8a8")
 
@@ -98,15 +99,16 @@ def total_bytes(store: Store) -> int:
     return sum(tree_bytes(store.layout.objects / object_digest) for object_digest in store.object_digests())
 
 
-def evict(store: Store, limit: int | None) -> list[Removed]:
+def evict(store: Store, limit: int | None, seconds: float = _WAIT_SECONDS) -> list[Removed]:
     """Remove the objects whose last use is the longest ago until the rest fits in ``limit`` bytes; None: any size fits.
 
-    Removes none at all where another process is just removing some, or where it cannot be known what is in use.
+    Removes none at all where another process is removing some for so many seconds, or where it cannot be known what is
+    in use.
     """
     if limit is None or total_bytes(store) <= limit:
         return []
     try:
-        with _removing(store) as in_use:
+        with _removing(store, seconds) as in_use:
             return _evict(store, limit, in_use)
     except (OSError, CacheError, lock.NoLocksError) as error:
         _log.info("nothing is evicted from the cache %s: %s", store.root, error)
@@ -178,10 +180,10 @@ def _fault_of_object(shelf: Shelf, object_digest: str) -> str | None:
 
 
 @contextmanager
-def _removing(store: Store) -> Iterator[set[str]]:
+def _removing(store: Store, seconds: float = _WAIT_SECONDS) -> Iterator[set[str]]:
     """Hold the right to remove objects; gives what is in use, to which nothing is added meanwhile."""
     make_directory(store.layout.locks)
-    held = lock.acquire(store.layout.locks / users.REMOVAL, seconds=5)
+    held = lock.acquire(store.layout.locks / users.REMOVAL, seconds=seconds)
     if held is None:
         raise CacheError(f"another process is removing kernels from {store.root}; try again when it has ended")
     try:
