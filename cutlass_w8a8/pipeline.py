@@ -55,6 +55,8 @@ _OFF = ("off", "0", "false", "no")
 _MOST_ATTEMPTS = 3
 # A compilation that takes as long as it may still has to be published.
 _PATIENCE_SECONDS = 60
+# Whoever removes kernels right now does it for others, too.
+_EVICTION_SECONDS = 1.0
 _log = logging.getLogger("cutlass_w8a8")
 
 
@@ -198,7 +200,7 @@ def _build(spec: Spec, force: bool, explicit: bool) -> Entry:
     finally:
         stats.add(temporary=chain.temporary)
     if chain.own is not None:
-        stats.add(evictions=len(evict(chain.own, limit)))
+        stats.add(evictions=len(evict(chain.own, limit, _EVICTION_SECONDS)))
     return replace(entry, compiled=True)
 
 

@@ -15,6 +15,8 @@ import stat
 import tempfile
 from pathlib import Path
 
+from cutlass_w8a8.forks import guard
+
 # What file systems answer that have no such operation on directories.
 _UNSYNCABLE = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF)
 # Of renameat2 in <fcntl.h> and <stdio.h>.
@@ -100,7 +102,9 @@ def make_directory(path: Path, mode: int = 0o777) -> None:
 def private_directory(parent: Path, prefix: str = "") -> Path:
     """A new directory under ``parent``, which is created if it is missing, for this user alone."""
     make_directory(parent)
-    return Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+    # tempfile has a lock of its own, which no child may find locked.
+    with guard:
+        return Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
 
 
 def readable_to_all(path: Path, mode: int) -> None:

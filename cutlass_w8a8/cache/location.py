@@ -24,9 +24,9 @@ PACKS_VARIABLE = "CUTLASS_W8A8_PACKS"
 LIMIT_VARIABLE = "CUTLASS_W8A8_CACHE_LIMIT"
 # Wheels that hold kernels name, under this group, the package whose directory is the pack.
 PACKS_GROUP = "cutlass_w8a8.packs"
-# All kernels that dispatch may choose on any architecture, 7900 of at most 155 KB, fill 1.2 GB. More is what other
-# versions left, or a tuner.
-DEFAULT_LIMIT = 2 * 10**9
+# Three times what all kernels take that dispatch may choose on any architecture, 7900 of at most 155 KB. More is what
+# other versions left, or a tuner.
+DEFAULT_LIMIT = 4 * 10**9
 _UNITS = {"": 1, "B": 1}
 for _power, _letter in enumerate("KMGT", 1):
     _UNITS |= {_letter: 1000**_power, f"{_letter}B": 1000**_power, f"{_letter}IB": 1024**_power}

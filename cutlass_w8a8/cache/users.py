@@ -7,11 +7,14 @@ there uses the cache all the same: no more than a compilation is at stake.
 
 from __future__ import annotations
 
+import atexit
 import fcntl
 import os
 import tempfile
 from contextlib import suppress
+from multiprocessing import util
 from pathlib import Path
+from typing import NamedTuple
 
 from cutlass_w8a8 import forks
 from cutlass_w8a8.cache import lock
@@ -22,8 +25,24 @@ from cutlass_w8a8.cache.location import Layout
 REMOVAL = "removal"
 _WAIT_SECONDS = 5.0
 _SUFFIX, UNLOCKED = ".use", ".new"
-# By root: the descriptor of this process's file, and what it lists.
-_mine: dict[Path, tuple[int, set[str]]] = {}
+
+
+class _File(NamedTuple):
+    """This process's file for one cache.
+
+    Attributes:
+        path: where it is.
+        descriptor: open and locked, for this process and its children by fork.
+        listed: the objects on its lines.
+    """
+
+    path: Path
+    descriptor: int
+    listed: set[str]
+
+
+# By the cache's root.
+_mine: dict[Path, _File] = {}
 
 
 def mark(layout: Layout, object_digest: str) -> bool:
@@ -44,9 +63,9 @@ def mark(layout: Layout, object_digest: str) -> bool:
             return False
         try:
             with forks.guard:
-                descriptor, listed = _mine.get(layout.root) or _begin(layout)
-                os.write(descriptor, f"{object_digest}\n".encode())
-                listed.add(object_digest)
+                file = _mine.get(layout.root) or _begin(layout)
+                os.write(file.descriptor, f"{object_digest}\n".encode())
+                file.listed.add(object_digest)
         finally:
             lock.release(removal)
     except (OSError, lock.NoLocksError):
@@ -74,18 +93,18 @@ def in_use(layout: Layout) -> set[str]:
 
 def _listed(layout: Layout) -> set[str]:
     """What this process's file lists, if that is still where others look."""
-    known = _mine.get(layout.root)
-    if known is None:
+    file = _mine.get(layout.root)
+    if file is None:
         return set()
-    if os.fstat(known[0]).st_nlink:
-        return known[1]
+    if os.fstat(file.descriptor).st_nlink:
+        return file.listed
     # Somebody has removed the cache.
     del _mine[layout.root]
-    os.close(known[0])
+    os.close(file.descriptor)
     return set()
 
 
-def _begin(layout: Layout) -> tuple[int, set[str]]:
+def _begin(layout: Layout) -> _File:
     """This process's file; others' that were left behind are removed on the way."""
     in_use(layout)
     # Children keep it, on purpose: they use what their parent used.
@@ -99,5 +118,21 @@ def _begin(layout: Layout) -> tuple[int, set[str]]:
         os.close(descriptor)
         path.unlink(missing_ok=True)
         raise
-    _mine[layout.root] = descriptor, set()
+    if not _mine:
+        atexit.register(leave)
+        # Children of multiprocessing end without the other.
+        util.Finalize(None, leave, exitpriority=0)
+    _mine[layout.root] = _File(path.with_suffix(_SUFFIX), descriptor, set())
     return _mine[layout.root]
+
+
+def leave() -> None:
+    """Remove this process's files, unless children by fork still share them; these will."""
+    with forks.guard:
+        for file in _mine.values():
+            with suppress(OSError, lock.NoLocksError):
+                os.close(file.descriptor)
+                if file.path.exists():
+                    with lock.attempt(file.path):
+                        pass
+        _mine.clear()

@@ -35,7 +35,7 @@ def add_cache_options(parser: argparse.ArgumentParser) -> None:
     tidy.add_argument(
         "--limit",
         metavar="SIZE",
-        help=f"such as 500MB, or none; the least recently used kernels go; default: {LIMIT_VARIABLE}, else 2GB",
+        help=f"such as 500MB, or none; the least recently used kernels go; default: {LIMIT_VARIABLE}, else 4GB",
     )
     tidy.set_defaults(run=prune)
     empty = verbs.add_parser("clear", help="remove all kernels that no running process uses; asks first")

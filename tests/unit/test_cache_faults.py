@@ -86,9 +86,7 @@ def fresh_process() -> None:
     for path, _ in temporary._made:
         shutil.rmtree(path, ignore_errors=True)
     temporary._made.clear()
-    for descriptor, _ in users._mine.values():
-        os.close(descriptor)
-    users._mine.clear()
+    users.leave()
     location._warned.clear()
     chain._fell_back = False
 

@@ -132,6 +132,24 @@ def test_nothing_in_use_is_evicted_until_its_process_is_killed(store: Store) -> 
     assert numbers(store) == set() and list(store.layout.users.iterdir()) == []
 
 
+def test_a_process_that_ends_takes_its_list_along_unless_its_children_share_it(store: Store) -> None:
+    name = publish(store, 0)
+    child = os.fork()
+    if child == 0:
+        users.mark(store.layout, name)
+        grandchild = os.fork()
+        if grandchild == 0:
+            time.sleep(100)
+        users.leave()
+        kept = len(list(store.layout.users.iterdir()))
+        os.kill(grandchild, 9)
+        os.waitpid(grandchild, 0)
+        users.mark(store.layout, name)
+        users.leave()
+        os._exit(10 * kept + len(list(store.layout.users.iterdir())))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 10
+
+
 def test_children_by_fork_go_on_using_what_their_parent_used(store: Store) -> None:
     name = publish(store, 0, 10_000)
     reader, writer = os.pipe()
@@ -207,9 +225,7 @@ def test_builds_keep_the_cache_within_its_size_and_readers_and_builders_never_fa
                     time.sleep(0.002)
                     assert entry.library.read_bytes() == b"library\n"
                     # As a process that ends: what it used may go.
-                    for descriptor, _ in users._mine.values():
-                        os.close(descriptor)
-                    users._mine.clear()
+                    users.leave()
                 status = 0
             finally:
                 os._exit(status)
@@ -360,9 +376,7 @@ def kernels(fake_tools: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv(location.PACKS_VARIABLE, str(tmp_path / "pack"))
     for number in (0, 1):
         pipeline.build(spec(number))
-    for descriptor, _ in users._mine.values():
-        os.close(descriptor)
-    users._mine.clear()
+    users.leave()
     return Store(tmp_path / "cache")
 
 
