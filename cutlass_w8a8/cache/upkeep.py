@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ _TARGET = 0.9
 _FAILURES_KEPT_SECONDS = 7 * 24 * 3600
 _HOUR_SECONDS = 3600
 _WAIT_SECONDS = 5.0
+# Less than `users.mark` waits; the next compilation goes on.
+_EVICTION_SECONDS = 2.0
 _BATCH = 64
 _log = logging.getLogger("cutlass_w8a8")
 
@@ -109,7 +112,7 @@ def evict(store: Store, limit: int | None, seconds: float = _WAIT_SECONDS) -> li
         return []
     try:
         with _removing(store, seconds) as in_use:
-            return _evict(store, limit, in_use)
+            return _evict(store, limit, in_use, _EVICTION_SECONDS)
     except (OSError, CacheError, lock.NoLocksError) as error:
         _log.info("nothing is evicted from the cache %s: %s", store.root, error)
         return []
@@ -192,8 +195,8 @@ def _removing(store: Store, seconds: float = _WAIT_SECONDS) -> Iterator[set[str]
         lock.release(held)
 
 
-def _evict(store: Store, limit: int, in_use: set[str]) -> list[Removed]:
-    now = store.now()
+def _evict(store: Store, limit: int, in_use: set[str], seconds: float = float("inf")) -> list[Removed]:
+    now, begin = store.now(), time.monotonic()
     sizes, used = {}, {}
     for object_digest in store.object_digests():
         directory = store.layout.objects / object_digest
@@ -210,7 +213,7 @@ def _evict(store: Store, limit: int, in_use: set[str]) -> list[Removed]:
         return removed
     users_of = _entries_by_object(store)
     for object_digest in sorted(sizes, key=lambda name: (used[name], name)):
-        if total <= limit * _TARGET:
+        if total <= limit * _TARGET or time.monotonic() - begin > seconds:
             break
         if object_digest in in_use:
             continue

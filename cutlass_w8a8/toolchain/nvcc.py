@@ -200,6 +200,8 @@ def _failure(step: Finished, files: Mapping[str, str], keep: Path, what: str | N
                 f"{name} was killed by signal {number}; if the machine ran out of memory, note that one kernel "
                 "takes about 3.5 GB: free some, or compile fewer kernels at once (--jobs)"
             )
+    if "No space left on device" in step.output or "Disk quota exceeded" in step.output:
+        what += "; its disk is full: free some space, or set CUTLASS_W8A8_CACHE_DIR and TMPDIR to directories elsewhere"
     log = f"$ {command}\n{step.output}"
     try:
         _keep(files, log, keep)

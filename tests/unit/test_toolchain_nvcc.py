@@ -287,3 +287,9 @@ def test_a_compiler_that_prints_nothing(fake_tools: Any, tmp_path: Path) -> None
     fake_tools.write(device="exit 0")
     with pytest.raises(CompileError, match="defines no kernel named w8a8_kernel"):
         compile_with(tmp_path)
+
+
+def test_a_compiler_without_room_is_told_with_the_remedy(fake_tools: Any, tmp_path: Path) -> None:
+    fake_tools.write(link="echo 'ld: final link failed: No space left on device'; exit 1")
+    with pytest.raises(CompileError, match=r"failed with status 1; its disk is full: free some space.*TMPDIR"):
+        compile_with(tmp_path)
