@@ -92,7 +92,9 @@ class Chain:
             try:
                 stack.enter_context(self._cache().lock(object_digest, seconds))
             except UnwritableError as error:
-                stack.enter_context(self._fall_back(error).lock(object_digest))
+                store = self._fall_back(error)
+                with suppress(NoLocksError):
+                    stack.enter_context(store.lock(object_digest))
                 # What is not locked is not to be written either: others would take it for abandoned.
                 self._refusal = str(error)
             except (NoLocksError, TimeoutError) as error:
@@ -100,7 +102,7 @@ class Chain:
                     f"going ahead without the lock: {error}; other processes may compile the same kernels, which are "
                     "published whole all the same"
                 )
-                with suppress(UnwritableError):
+                with suppress(UnwritableError, NoLocksError):
                     # Threads of this process at least.
                     stack.enter_context(temporary.create().lock(object_digest))
             yield

@@ -379,6 +379,21 @@ def test_without_locks_kernels_are_published_all_the_same(
     assert len(warnings) == 2 and all("without the lock" in text and os.strerror(error) in text for text in warnings)
 
 
+@pytest.mark.parametrize("writable", [True, False])
+def test_with_locks_refused_everywhere_kernels_are_served(
+    cache: Store, monkeypatch: pytest.MonkeyPatch, writable: bool
+) -> None:
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    if not writable:
+        monkeypatch.setenv(location.ROOT_VARIABLE, "/dev/null/cache")
+    entry = pipeline.build(NEW)
+    assert good(entry) and entry.compiled and entry.directory.is_relative_to(cache.root) is writable
+    assert not pipeline.build(NEW).compiled
+
+
 def test_whoever_holds_a_lock_for_ever_does_not_hold_up_others_for_ever(
     cache: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
