@@ -4,9 +4,10 @@
 and with what. ``entries/<key>.json`` says which object serves a key. So a change of the emitter gives new keys,
 yet kernels whose text it leaves alone are not compiled again.
 
-Reading never raises and never writes: whatever is wrong with an artefact makes it a miss. Writing is atomic: an object
-is renamed into place as a whole directory, and its entry, written last, makes it visible. No file holds an
-absolute path, so that a cache directory can be copied to another machine, user or place.
+Reading never raises: whatever is wrong with an artefact makes it a miss. Nor does it write, unless what is found is
+to be used, which is noted. Writing is atomic: an object is renamed into place as a whole directory, and its entry, written
+last, makes it visible. No file holds an absolute path, so that a cache directory can be copied to another machine,
+user or place.
 """
 
 from __future__ import annotations

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from cutlass_w8a8.cache import chain, location, temporary
+from cutlass_w8a8.cache import chain, location, temporary, users
 from cutlass_w8a8.cache.location import LIMIT_VARIABLE, PACKS_VARIABLE, ROOT_VARIABLE
 from cutlass_w8a8.toolchain import discover, headers
 from cutlass_w8a8.toolchain.process import TIMEOUT_VARIABLE
@@ -14,7 +15,7 @@ from tests.fake_tools import FakeTools
 
 
 @pytest.fixture
-def fake_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeTools:
+def fake_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeTools]:
     """Fake tools, found through the environment, and nothing of the real machine's."""
     tools = FakeTools(tmp_path / "tools")
     tools.write()
@@ -30,4 +31,5 @@ def fake_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeTools:
     monkeypatch.setattr(temporary, "_made", [])
     discover._find.cache_clear()
     headers._read.cache_clear()
-    return tools
+    yield tools
+    users.leave()
