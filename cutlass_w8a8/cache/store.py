@@ -5,9 +5,9 @@ and with what. ``entries/<key>.json`` says which object serves a key. So a chang
 yet kernels whose text it leaves alone are not compiled again.
 
 Reading never raises: whatever is wrong with an artefact makes it a miss. Nor does it write, unless what is found is
-to be used, which is noted. Writing is atomic: an object is renamed into place as a whole directory, and its entry, written
-last, makes it visible. No file holds an absolute path, so that a cache directory can be copied to another machine,
-user or place.
+to be used, which is noted. Writing is atomic: an object is renamed into place as a whole directory, and its entry,
+written last, makes it visible. No file holds an absolute path, so that a cache directory can be copied to another
+machine, user or place.
 """
 
 from __future__ import annotations
