@@ -20,6 +20,8 @@ from cutlass_w8a8.errors import (
 from cutlass_w8a8.evt.epilogues import EpilogueSpec
 from cutlass_w8a8.gates import cutlass_scaled_mm_supports_block_fp8, cutlass_scaled_mm_supports_fp8
 from cutlass_w8a8.ops import cutlass_scaled_mm, cutlass_scaled_mm_azp, scaled_mm, scaled_mm_azp
+from cutlass_w8a8.pipeline import Stats
+from cutlass_w8a8.pipeline import snapshot as stats
 from cutlass_w8a8.prepared import PreparedMM, prepare
 from cutlass_w8a8.quant_ops import quantize, quantize_per_token
 from cutlass_w8a8.settings import batch_invariant, use_arch
@@ -39,6 +41,7 @@ __all__ = [
     "LaunchError",
     "PreparedMM",
     "QuantSpec",
+    "Stats",
     "Support",
     "TableError",
     "ToolchainError",
@@ -57,5 +60,6 @@ __all__ = [
     "quantize_per_token",
     "scaled_mm",
     "scaled_mm_azp",
+    "stats",
     "use_arch",
 ]

@@ -49,5 +49,9 @@ class CacheError(W8A8Error, RuntimeError):
     """The kernel cache cannot be read or written."""
 
 
+class UnwritableError(CacheError):
+    """A directory that is to hold kernels cannot be written; builds fall back to a temporary one."""
+
+
 class LaunchError(W8A8Error, RuntimeError):
     """The CUDA driver refused to load or launch a kernel."""

@@ -34,7 +34,7 @@ from cutlass_w8a8 import dispatch, emit
 from cutlass_w8a8.arch import ARCHS, Arch, arch_named
 from cutlass_w8a8.batch import build_all, checked, count, default_jobs, read_plan, report
 from cutlass_w8a8.cache.files import write_synced
-from cutlass_w8a8.cache.location import ROOT_VARIABLE
+from cutlass_w8a8.cache.location import LIMIT_VARIABLE, PACKS_VARIABLE, ROOT_VARIABLE
 from cutlass_w8a8.cli import silence_output
 from cutlass_w8a8.cli.options import operand_name
 from cutlass_w8a8.config import KernelConfig
@@ -210,6 +210,8 @@ def run(arguments: Sequence[str] | None) -> int:
             return 0
         os.environ[ROOT_VARIABLE] = str(folder)
         os.environ[QUIET_VARIABLE] = "1"
+        # Everything asked for belongs into this directory, whatever else is installed and however large it becomes.
+        os.environ[PACKS_VARIABLE] = os.environ[LIMIT_VARIABLE] = "none"
         outcomes = build_all(specs, options.jobs or default_jobs(), console)
     except W8A8Error as error:
         print(f"pregenerate: {error}", file=sys.stderr)

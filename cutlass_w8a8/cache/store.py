@@ -4,20 +4,20 @@
 and with what. ``entries/<key>.json`` says which object serves a key. So a change of the emitter gives new keys,
 yet kernels whose text it leaves alone are not compiled again.
 
-Reading never raises and never writes: whatever is wrong with an artefact makes it a miss. Writing is atomic: an object
-is renamed into place as a whole directory, and its entry, written last, makes it visible. No file holds an
-absolute path, so that a cache directory can be copied to another machine, user or place.
+Reading never raises: whatever is wrong with an artefact makes it a miss. Nor does it write, unless what is found is
+to be used, which is noted. Writing is atomic: an object is renamed into place as a whole directory, and its entry,
+written last, makes it visible. No file holds an absolute path, so that a cache directory can be copied to another
+machine, user or place.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
 import re
-import shutil
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -26,20 +26,42 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-import filelock
-
-from cutlass_w8a8.cache.files import sha256, sync_directory, write_synced
+from cutlass_w8a8.cache import lock, users
+from cutlass_w8a8.cache.files import (
+    exchange,
+    is_directory,
+    is_link,
+    make_directory,
+    private_directory,
+    read_regular,
+    readable_to_all,
+    remove_file,
+    remove_tree,
+    rename,
+    sha256,
+    sync_directory,
+    write_synced,
+)
 from cutlass_w8a8.cache.key import digest
-from cutlass_w8a8.cache.location import ensure_root, refuse_foreign
-from cutlass_w8a8.errors import CacheError
+from cutlass_w8a8.cache.location import ROOT_VARIABLE, Layout, ensure_root, refuse_foreign
+from cutlass_w8a8.errors import CacheError, UnwritableError
 
 LIBRARY = "kernel.so"
 SOURCE = "kernel.cu"
 MANIFEST = "build.json"
-_LAYOUT = "v1"
-# Compiling takes minutes at most.
-_ABANDONED_SECONDS = 24 * 3600
+# For a file system without locks: no compilation lasts so long.
+ABANDONED_SECONDS = 24 * 3600
+# An object's last use is told by its manifest's date, to the day.
+_DAY_SECONDS = 24 * 3600
+_MOST_REPLACEMENTS = 10
+# Stands for an object where there is none.
+_NOBODYS = "0" * 64
+_WRONG = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, CacheError)
 _log = logging.getLogger("cutlass_w8a8")
+
+
+class BrokenError(Exception):
+    """An entry or an object is not what was published."""
 
 
 @dataclass(frozen=True)
@@ -70,56 +92,148 @@ class Entry:
         """The emitted source it was compiled from."""
         return self.directory / SOURCE
 
+    @property
+    def size(self) -> int:
+        """Bytes in the object's files."""
+        return sum(int(file["bytes"]) for file in self.manifest["files"].values())
 
-class Store:
-    """A cache under ``root``, which need not exist until something is published."""
+
+class Shelf:
+    """Kernels under ``root``, to read: a pack, or what others make of a cache. Need not exist."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root
-        self._objects = root / _LAYOUT / "objects"
-        self._entries = root / _LAYOUT / "entries"
-        self._locks = root / _LAYOUT / "locks"
-        self._work = root / _LAYOUT / "work"
+        self.layout = Layout(root)
 
-    def lookup(self, key: str) -> Entry | None:
-        """The entry for ``key``, or None if it is missing or anything about it is wrong."""
-        path = self._entry_path(key)
+    @property
+    def root(self) -> Path:
+        """The directory."""
+        return self.layout.root
+
+    def lookup(self, key: str, *, use: bool = False) -> Entry | None:
+        """The entry for ``key``, or None if it is missing or anything about it is wrong.
+
+        Args:
+            key: what it was published under.
+            use: whether this process is about to use the object, which then must stay.
+        """
+        path = self.entry_path(key)
         try:
-            entry = json.loads(path.read_text(encoding="utf-8"))
-            fields, object_digest = entry["fields"], entry["object"]
-            if entry["key"] != key or digest(fields) != key:
-                raise ValueError("its fields do not belong to its key")
+            fields, object_digest, _ = self.read_entry(path)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, CacheError) as error:
+        except BrokenError as error:
             _log.warning("ignoring the cache entry %s: %s", path, error)
             return None
+        if use:
+            self.about_to_use(object_digest)
         manifest = self.find_object(object_digest)
         if manifest is None:
             _log.info("the cache entry %s has no usable object", path)
             return None
-        return Entry(key, fields, self._objects / object_digest, manifest)
+        return Entry(key, fields, self.layout.objects / object_digest, manifest)
 
     def find_object(self, object_digest: str) -> Mapping[str, Any] | None:
         """The manifest of an object whose files are all there, unaltered and this user's or root's; else None."""
-        if not _is_digest(object_digest):
+        if not is_digest(object_digest):
             return None
-        directory = self._objects / object_digest
         try:
-            for path in (self._objects.parent, self._objects, directory, directory / LIBRARY):
+            return self.read_object(object_digest)
+        except FileNotFoundError:
+            return None
+        except BrokenError as error:
+            _log.warning("ignoring the cached object %s: %s", self.layout.objects / object_digest, error)
+            return None
+
+    def entries(self) -> Iterator[Entry]:
+        """All usable entries, in the order of their keys."""
+        for path in self.entry_files():
+            with contextlib.suppress(FileNotFoundError, BrokenError):
+                fields, object_digest, _ = self.read_entry(path)
+                manifest = self.read_object(object_digest)
+                yield Entry(path.stem, fields, self.layout.objects / object_digest, manifest)
+
+    def prefers(self, key: str) -> bool:
+        """Whether the entry for ``key`` was made on demand, to be used in place of others."""
+        try:
+            return self.read_entry(self.entry_path(key))[2]
+        except (FileNotFoundError, BrokenError):
+            return False
+
+    def entry_files(self) -> list[Path]:
+        """The files of all entries, in the order of their keys, whatever is in them."""
+        return [path for path in _listed(self.layout.entries) if path.suffix == ".json" and is_digest(path.stem)]
+
+    def object_digests(self) -> list[str]:
+        """The digests of all objects, in order, whatever is in them."""
+        return [path.name for path in _listed(self.layout.objects) if is_digest(path.name)]
+
+    def entry_path(self, key: str) -> Path:
+        """The file of the entry for ``key``.
+
+        Raises:
+            CacheError: that is no key.
+        """
+        if not is_digest(key):
+            raise CacheError(f"{key!r} is not a cache key, which is 64 hexadecimal digits; see cutlass-w8a8 cache ls")
+        return self.layout.entries / f"{key}.json"
+
+    def read_entry(self, path: Path) -> tuple[Mapping[str, str], str, bool]:
+        """The fields of an entry, the object it names, and whether it was forced.
+
+        Raises:
+            FileNotFoundError: it is not there.
+            BrokenError: it is not one that was published under this name.
+        """
+        try:
+            entry = json.loads(read_regular(path).decode())
+            fields, object_digest, forced = entry["fields"], entry["object"], entry.get("forced") is True
+            if entry["key"] != path.stem or digest(fields) != path.stem:
+                raise ValueError("its fields do not belong to its key")
+            if not is_digest(object_digest):
+                raise ValueError(f"it names {object_digest!r}, which is no object")
+        except FileNotFoundError:
+            # A dangling link is there, and wrong.
+            if is_link(path):
+                raise BrokenError("it is a link to nowhere") from None
+            raise
+        except _WRONG as error:
+            raise BrokenError(_cause(error)) from error
+        return fields, object_digest, forced
+
+    def read_object(self, object_digest: str) -> Mapping[str, Any]:
+        """The manifest of an object whose files are all there, unaltered and this user's or root's.
+
+        Raises:
+            FileNotFoundError: there is no such object.
+            BrokenError: something about it is wrong.
+        """
+        directory = self.layout.objects / object_digest
+        try:
+            directory.lstat()
+        except (FileNotFoundError, NotADirectoryError):
+            raise FileNotFoundError(f"there is no {directory}") from None
+        except OSError as error:
+            raise BrokenError(_cause(error)) from error
+        try:
+            for path in (self.layout.objects.parent, self.layout.objects, directory, directory / LIBRARY):
                 refuse_foreign(path)
-            manifest: Mapping[str, Any] = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
+            manifest: Mapping[str, Any] = json.loads(read_regular(directory / MANIFEST).decode())
             files = manifest["files"]
             if manifest["object"] != object_digest or not {LIBRARY, SOURCE} <= files.keys():
                 raise ValueError("its manifest is another object's")
             for name, expected in files.items():
-                if sha256((directory / name).read_bytes()) != expected["sha256"]:
+                if sha256(read_regular(directory / name, expected["bytes"])) != expected["sha256"]:
                     raise ValueError(f"{name} has the wrong checksum")
-        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, CacheError) as error:
-            if directory.exists():
-                _log.warning("ignoring the cached object %s: %s", directory, error)
-            return None
+        except _WRONG as error:
+            raise BrokenError(_cause(error)) from error
         return manifest
+
+    def about_to_use(self, object_digest: str) -> None:
+        """What to do before an object is looked for in order to be used: nothing, where nothing is ever removed."""
+
+
+class Store(Shelf):
+    """A cache under ``root``, to write, which need not exist until something is published."""
 
     def publish_object(
         self, object_digest: str, files: Mapping[str, bytes], manifest: Mapping[str, Any], *, force: bool = False
@@ -130,7 +244,7 @@ class Store:
         kept, unless ``force`` is given; a broken one is replaced.
 
         Raises:
-            CacheError: the cache cannot be written.
+            UnwritableError: the cache cannot be written.
         """
         complete = {
             **manifest,
@@ -139,157 +253,220 @@ class Store:
             "files": {name: {"bytes": len(data), "sha256": sha256(data)} for name, data in sorted(files.items())},
         }
         text = json.dumps(complete, indent=2, sort_keys=True) + "\n"
-        target = self._objects / object_digest
-        with self._writing():
-            self._objects.mkdir(parents=True, exist_ok=True)
-            fresh = Path(tempfile.mkdtemp(prefix=".new-", dir=self._objects))
-            try:
-                fresh.chmod(0o755)
-                for name, data in {**files, MANIFEST: text.encode()}.items():
-                    path = fresh / name
-                    path.parent.mkdir(parents=True, exist_ok=True)
-                    write_synced(path, data)
-                    path.chmod(0o644)
-                for directory in (*(path for path in fresh.rglob("*") if path.is_dir()), fresh):
-                    sync_directory(directory)
-                self._install(fresh, target, force)
-                sync_directory(self._objects)
-            finally:
-                shutil.rmtree(fresh, ignore_errors=True)
+        with self._writing(), self.staging(object_digest) as stage:
+            make_directory(self.layout.objects)
+            fresh = stage / "object"
+            make_directory(fresh)
+            readable_to_all(fresh, 0o755)
+            directories = {fresh}
+            for name, data in {**files, MANIFEST: text.encode()}.items():
+                path = fresh / name
+                make_directory(path.parent)
+                directories.add(path.parent)
+                write_synced(path, data)
+                readable_to_all(path, 0o644)
+            for directory in sorted(directories, reverse=True):
+                sync_directory(directory)
+            self._install(fresh, self.layout.objects / object_digest, stage / "old", force)
+            sync_directory(self.layout.objects)
 
-    def publish_entry(self, key: str, fields: Mapping[str, str], object_digest: str) -> Entry:
-        """Make a stored object the one that serves ``key``.
+    def publish_entry(self, key: str, fields: Mapping[str, str], object_digest: str, *, forced: bool = False) -> Entry:
+        """Make a stored object the one that serves ``key``; ``forced`` ones go before what packs hold.
 
         Raises:
-            CacheError: the cache cannot be written, or the object is not there.
+            UnwritableError: the cache cannot be written, or does not give back what was written.
         """
-        text = json.dumps(
-            {"key": key, "fields": dict(fields), "object": object_digest, "created": _now()}, indent=2, sort_keys=True
-        )
-        with self._writing():
-            self._entries.mkdir(parents=True, exist_ok=True)
-            descriptor, name = tempfile.mkstemp(prefix=".new-", dir=self._entries)
-            os.close(descriptor)
-            try:
-                write_synced(Path(name), (text + "\n").encode())
-                Path(name).chmod(0o644)
-                Path(name).replace(self._entry_path(key))
-                sync_directory(self._entries)
-            finally:
-                Path(name).unlink(missing_ok=True)
-        entry = self.lookup(key)
-        if entry is None:
-            raise CacheError(
+        entry = {"key": key, "fields": dict(fields), "object": object_digest, "created": _now()}
+        text = json.dumps({**entry, "forced": True} if forced else entry, indent=2, sort_keys=True) + "\n"
+        target = self.entry_path(key)
+        with self._writing(), self.staging(object_digest) as stage:
+            make_directory(self.layout.entries)
+            fresh = stage / target.name
+            write_synced(fresh, text.encode())
+            readable_to_all(fresh, 0o644)
+            rename(fresh, target)
+            sync_directory(self.layout.entries)
+        found = self.lookup(key)
+        if found is None:
+            raise UnwritableError(
                 f"the cache {self.root} does not give back what was just written under {key}; something else is "
                 "changing it, or the disk is failing"
             )
-        return entry
-
-    def entries(self) -> Iterator[Entry]:
-        """All usable entries, in the order of their keys."""
-        for path in sorted(self._entries.glob("*.json")):
-            if _is_digest(path.stem) and (entry := self.lookup(path.stem)) is not None:
-                yield entry
+        return found
 
     def remove(self, key: str) -> bool:
         """Remove an entry, and its object if no other entry uses it. Returns whether there was one.
 
         Raises:
-            CacheError: it cannot be removed.
+            UnwritableError: it cannot be removed.
         """
         with self._writing():
-            path = self._entry_path(key)
-            object_digest = self._object_of(path)
-            try:
-                path.unlink()
-            except FileNotFoundError:
+            path = self.entry_path(key)
+            object_digest = self.object_of(path)
+            if not remove_file(path):
                 return False
-            if object_digest and all(self._object_of(other) != object_digest for other in self._entries.glob("*.json")):
-                self._discard(self._objects / object_digest)
+            if object_digest and all(self.object_of(other) != object_digest for other in self.entry_files()):
+                self.discard(object_digest)
             return True
 
-    @contextmanager
-    def lock(self, object_digest: str) -> Iterator[None]:
-        """Hold the right to build an object, against other threads and processes.
+    def object_of(self, path: Path) -> str | None:
+        """The object that an entry's file names, however wrong the entry may be otherwise."""
+        try:
+            found = json.loads(read_regular(path).decode())["object"]
+        except (OSError, ValueError, LookupError, TypeError, RecursionError):
+            return None
+        return found if is_digest(found) else None
+
+    def discard(self, object_digest: str) -> None:
+        """Remove an object, at once for all readers.
 
         Raises:
-            CacheError: the lock file cannot be made.
+            OSError: it cannot be removed.
         """
+        target = self.layout.objects / object_digest
+        try:
+            with self.staging(object_digest) as stage:
+                self._move_away(target, stage / "old")
+        except OSError:
+            # A full disk has no room for another directory.
+            _remove_in_place(target)
+
+    @contextmanager
+    def lock(self, object_digest: str, seconds: float = float("inf")) -> Iterator[None]:
+        """Hold the right to build an object, against other threads and processes.
+
+        Args:
+            object_digest: the object.
+            seconds: how long to wait for others.
+
+        Raises:
+            UnwritableError: the lock file cannot be made.
+            NoLocksError: the file system refuses to lock it.
+            TimeoutError: others held it all that time.
+        """
+        path = self.lock_path(object_digest)
         with self._writing():
-            self._locks.mkdir(parents=True, exist_ok=True)
-            lock = filelock.FileLock(self._locks / f"{object_digest}.lock")
-            lock.acquire()
+            make_directory(self.layout.locks)
+            held = lock.acquire(path, seconds=seconds)
+        if held is None:
+            raise TimeoutError(f"{path} has been held by others for {seconds:.0f} s")
         try:
             yield
         finally:
-            lock.release()
+            lock.release(held, path)
+
+    def lock_path(self, object_digest: str) -> Path:
+        """The file that whoever builds or removes an object locks."""
+        return self.layout.locks / f"{object_digest}.lock"
 
     @contextmanager
-    def workdir(self) -> Iterator[Path]:
-        """An empty private directory on the cache's file system, removed afterwards.
+    def workdir(self, object_digest: str) -> Iterator[Path]:
+        """An empty private directory on the cache's file system, in which to build an object; removed afterwards.
 
         What killed processes left behind is removed on the way.
 
         Raises:
-            CacheError: it cannot be made, or cannot be written by the caller: the disk is full, or somebody has removed
-                the cache.
+            UnwritableError: it cannot be made, or cannot be written by the caller: the disk is full, or somebody has
+                removed the cache.
         """
-        with self._writing():
-            self._work.mkdir(parents=True, exist_ok=True)
-            self._sweep()
-            directory = Path(tempfile.mkdtemp(dir=self._work))
-        try:
-            with self._writing():
-                yield directory
-        finally:
-            shutil.rmtree(directory, ignore_errors=True)
+        with self._writing(), self.staging(object_digest) as directory:
+            self.sweep(directory)
+            yield directory
 
-    def _sweep(self) -> None:
-        """Remove working directories so old that no compilation can be using them."""
-        oldest = time.time() - _ABANDONED_SECONDS
-        for directory in self._work.iterdir():
+    def sweep(self, but: Path | None = None) -> list[Path]:
+        """Remove the working directories of builds that have ended, ``but`` one; returns what was removed.
+
+        A build holds its object's lock, so whoever gets that lock knows. Dates are asked only where there are no locks.
+        """
+        removed = []
+        with contextlib.suppress(OSError):
+            make_directory(self.layout.locks)
+        for path in _listed(self.layout.work):
+            object_digest = path.name.partition(".")[0]
+            if not is_digest(object_digest) or path == but:
+                continue
             with contextlib.suppress(OSError):
-                if directory.stat().st_mtime < oldest:
-                    shutil.rmtree(directory, ignore_errors=True)
+                try:
+                    with lock.attempt(self.lock_path(object_digest)) as ended:
+                        if ended:
+                            remove_tree(path)
+                except lock.NoLocksError:
+                    # By the clock of the file system: ours may be another.
+                    if abs(self.now() - path.stat().st_mtime) > ABANDONED_SECONDS:
+                        remove_tree(path)
+                if not path.exists():
+                    removed.append(path)
+        return removed
+
+    def now(self) -> float:
+        """The time by which files of the cache are dated; this machine's where the cache cannot be written."""
+        try:
+            with self.staging() as fresh:
+                return fresh.stat().st_mtime
+        except OSError:
+            return time.time()
 
     def failed(self, name: str) -> Path:
         """Where to leave the source and log of a kernel that does not compile."""
-        return self.root / "failed" / name
+        return self.layout.failed / name
 
-    def _install(self, fresh: Path, target: Path, force: bool) -> None:
-        while True:
-            try:
-                fresh.rename(target)
-                return
-            except OSError:
-                if not target.exists():
-                    raise
-            # Someone else was faster, or what is there is broken, or it is to be replaced.
-            if not force and self.find_object(target.name) is not None:
-                return
-            self._discard(target)
+    def about_to_use(self, object_digest: str) -> None:
+        """List the object as used by this process, and note the day."""
+        users.mark(self.layout, object_digest)
+        manifest = self.layout.objects / object_digest / MANIFEST
+        # Refused on what is not ours to write, where nothing is evicted either.
+        with contextlib.suppress(OSError):
+            # A date in the future would never pass.
+            if abs(time.time() - manifest.stat().st_mtime) > _DAY_SECONDS:
+                os.utime(manifest)
 
-    def _discard(self, directory: Path) -> None:
-        # Renamed first, so that no reader meets a directory with some files already gone.
-        grave = Path(tempfile.mkdtemp(prefix=".old-", dir=self._objects))
+    @contextmanager
+    def staging(self, object_digest: str = _NOBODYS) -> Iterator[Path]:
+        """A new directory on the cache's file system, removed afterwards; its name says whose lock protects it.
+
+        Raises:
+            OSError: it cannot be made.
+        """
+        directory = private_directory(self.layout.work, f"{object_digest}.")
         try:
-            directory.rename(grave / "object")
+            yield directory
+        finally:
+            remove_tree(directory)
+
+    def _install(self, fresh: Path, target: Path, old: Path, force: bool) -> None:
+        try:
+            for _ in range(_MOST_REPLACEMENTS):
+                try:
+                    rename(fresh, target)
+                    return
+                except OSError:
+                    if not os.path.lexists(target):
+                        raise
+                # Someone else was faster, or what is there is broken, or it is to be replaced.
+                if not force and self.find_object(target.name) is not None:
+                    return
+                with contextlib.suppress(OSError):
+                    # At no time is there none.
+                    exchange(fresh, target)
+                    return
+                remove_tree(old)
+                self._move_away(target, old)
+            raise FileExistsError(errno.EEXIST, "comes back each time it is moved away", str(target))
+        except OSError:
+            # What was there may have been good. Does nothing where something is there.
+            with contextlib.suppress(OSError):
+                rename(old, target)
+            raise
+
+    def _move_away(self, target: Path, old: Path) -> None:
+        """Take ``target`` out of sight as a whole, so that no reader meets it with some files already gone."""
+        try:
+            rename(target, old)
         except FileNotFoundError:
             pass
-        finally:
-            shutil.rmtree(grave, ignore_errors=True)
-
-    def _entry_path(self, key: str) -> Path:
-        if not _is_digest(key):
-            raise CacheError(f"{key!r} is not a cache key, which is 64 hexadecimal digits; see cutlass-w8a8 list")
-        return self._entries / f"{key}.json"
-
-    def _object_of(self, path: Path) -> str | None:
-        try:
-            found = json.loads(path.read_text(encoding="utf-8"))["object"]
-        except (OSError, ValueError, LookupError, TypeError):
-            return None
-        return found if _is_digest(found) else None
+        except OSError:
+            # Layered file systems do not rename directories of a lower layer.
+            _remove_in_place(target)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -297,14 +474,41 @@ class Store:
         try:
             yield
         except OSError as error:
-            raise CacheError(
+            raise UnwritableError(
                 f"the cache {self.root} cannot be written ({error}); free space, fix its permissions, or set "
-                "CUTLASS_W8A8_CACHE_DIR to another directory"
+                f"{ROOT_VARIABLE} to another directory"
             ) from error
 
 
-def _is_digest(text: object) -> bool:
+def _remove_in_place(target: Path) -> None:
+    """Remove an object where it is: without its manifest it is none, whatever is still there.
+
+    Raises:
+        OSError: it cannot be removed.
+    """
+    if is_directory(target):
+        remove_file(target / MANIFEST)
+        remove_tree(target)
+        if target.exists():
+            target.rmdir()
+    else:
+        remove_file(target)
+
+
+def is_digest(text: object) -> bool:
+    """Whether ``text`` is a SHA-256 in hex, as keys and objects are named."""
     return isinstance(text, str) and re.fullmatch(r"[0-9a-f]{64}", text) is not None
+
+
+def _listed(directory: Path) -> list[Path]:
+    try:
+        return sorted(directory.iterdir())
+    except OSError:
+        return []
+
+
+def _cause(error: Exception) -> str:
+    return str(error) if isinstance(error, CacheError | ValueError) else f"{type(error).__name__}: {error}"
 
 
 def _now() -> str:

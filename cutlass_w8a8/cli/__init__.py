@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from cutlass_w8a8.cli import commands
+from cutlass_w8a8.cli import cache, commands
 from cutlass_w8a8.cli import tune as tuner
 from cutlass_w8a8.cli.bench import DESCRIPTION, add_bench_options, bench
 from cutlass_w8a8.cli.doctor import doctor
@@ -48,8 +48,11 @@ def _parser() -> argparse.ArgumentParser:
     build.add_argument("--jobs", type=positive, metavar="N", help="with --plan: kernels at a time; default: what fits")
     build.set_defaults(run=commands.build)
 
-    listing = verbs.add_parser("list", help="what the cache holds")
-    listing.set_defaults(run=commands.listing)
+    keeping = verbs.add_parser("cache", help="list, verify, prune or clear the cache", description=cache.DESCRIPTION)
+    cache.add_cache_options(keeping)
+
+    listing = verbs.add_parser("list", help="the same as cache ls")
+    listing.set_defaults(run=cache.ls, json=False)
 
     support = verbs.add_parser("support", help="what serves a compute capability, or why nothing does; needs no GPU")
     support.add_argument(

@@ -1,4 +1,4 @@
-"""The commands about kernels: show, build, list, support."""
+"""The commands about kernels: show, build, support."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from pathlib import Path
 from cutlass_w8a8 import batch, emit, pipeline
 from cutlass_w8a8.arch import ARCHS, Capability, spell
 from cutlass_w8a8.arch import match as match_capability
-from cutlass_w8a8.cache.location import cache_root
-from cutlass_w8a8.cache.store import Entry, Store
+from cutlass_w8a8.cli.cache import compiler
 from cutlass_w8a8.cli.options import kernel
 from cutlass_w8a8.dispatch import configs_of
 from cutlass_w8a8.dtypes import OPERAND_DTYPES
@@ -65,7 +64,7 @@ def build(options: argparse.Namespace) -> int:
         "key": entry.key,
         "library": str(entry.library),
         "source": str(entry.source),
-        "compiler": _compiler(entry),
+        "compiler": compiler(entry),
         "compile time": f"{entry.manifest['seconds']:.1f} s",
         "registers": f"{resources['registers']} a thread",
         "spills": f"{spilled} bytes a thread" if spilled else "none",
@@ -122,41 +121,3 @@ def support(options: argparse.Namespace) -> int:
                 for config in configs_of(found.arch, operand):
                     print(f"            {config.name}")
     return 0
-
-
-def listing(_: argparse.Namespace) -> int:
-    """Print the kernels in the cache."""
-    from rich.console import Console
-    from rich.table import Table
-
-    root = cache_root()
-    entries = sorted(Store(root).entries(), key=lambda entry: (str(entry.manifest.get("name")), entry.key))
-    table = Table(box=None, pad_edge=False)
-    table.add_column("kernel", overflow="fold")
-    table.add_column("compiled with", no_wrap=True)
-    table.add_column("size", justify="right", no_wrap=True)
-    table.add_column("date", no_wrap=True)
-    for entry in entries:
-        date = str(entry.manifest.get("created")).replace("T", " ")[:16]
-        table.add_row(str(entry.manifest.get("name")), _compiler(entry), _kilobytes(_size(entry)), date)
-    # A pipe has no width: lines as long as they need to be rather than folded names.
-    console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 250)
-    if entries:
-        console.print(table)
-    # Several keys may share an object; count its bytes once.
-    total = sum({entry.directory: _size(entry) for entry in entries}.values())
-    console.print(f"{len(entries)} kernels, {_kilobytes(total)}, in {root}", soft_wrap=True)
-    return 0
-
-
-def _compiler(entry: Entry) -> str:
-    nvcc, headers = (entry.manifest.get(name, {}).get("version", "unknown") for name in ("nvcc", "headers"))
-    return f"nvcc {nvcc}, CUTLASS {headers}"
-
-
-def _size(entry: Entry) -> int:
-    return sum(int(file["bytes"]) for file in entry.manifest["files"].values())
-
-
-def _kilobytes(size: int) -> str:
-    return f"{size / 1000:.0f} KB"

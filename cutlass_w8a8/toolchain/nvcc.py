@@ -19,7 +19,7 @@ from cutlass_w8a8.errors import CompileError
 from cutlass_w8a8.toolchain.discover import Toolkit
 from cutlass_w8a8.toolchain.flags import Flags
 from cutlass_w8a8.toolchain.headers import Headers
-from cutlass_w8a8.toolchain.process import Finished, run_together
+from cutlass_w8a8.toolchain.process import DEFAULT_TIMEOUT, TIMEOUT_VARIABLE, Finished, run_together
 from cutlass_w8a8.toolchain.resources import Resources, parse_resources
 
 SOURCE = "kernel.cu"
@@ -27,8 +27,9 @@ PRELUDE = "host_prelude.h"
 STUBS = "stubs"
 ENTRY = "w8a8_kernel"
 LIBRARY = "kernel.so"
+BUILD_LOG = "build.log"
 
-_LOG_TAIL_LINES = 40
+LOG_TAIL_LINES = 40
 # The fat binary, readable by address from inside the library. "%" type prefixes assemble on every architecture.
 _IMAGE = """\
     .section .rodata
@@ -74,6 +75,7 @@ def compile_kernel(
     workdir: Path,
     *,
     keep: Path,
+    seconds: float = DEFAULT_TIMEOUT,
 ) -> CompileResult:
     """Compile ``files`` in ``workdir``, an empty directory of the caller's.
 
@@ -86,9 +88,10 @@ def compile_kernel(
         headers: the CUTLASS tree.
         workdir: where everything is written, temporary files included.
         keep: if a compiler fails, the directory where source and log are left, replacing earlier ones.
+        seconds: how long all of it may take.
 
     Raises:
-        CompileError: a compiler failed, or the result holds no ``w8a8_kernel``.
+        CompileError: a compiler failed or took too long, or the result holds no ``w8a8_kernel``.
         ToolchainError: a compiler could not be started.
     """
     begin = time.monotonic()
@@ -99,13 +102,21 @@ def compile_kernel(
     commands: list[str] = []
 
     def run(steps: Mapping[str, Sequence[str]]) -> dict[str, Finished]:
-        finished = run_together(steps, workdir)
+        finished = run_together(steps, workdir, begin + seconds - time.monotonic())
         commands.extend(scrub.command(argv) for argv in steps.values())
         log.extend(
             f"$ {scrub.command(step.argv)}\n{scrub.text(step.output)}"
             for step in (finished[name] for name in steps if name in finished)
         )
         for step in finished.values():
+            if step.timed_out:
+                raise _failure(
+                    step,
+                    files,
+                    keep,
+                    f"{Path(step.argv[0]).name} did not end within {seconds:.0f} s and was stopped; if the machine is "
+                    f"just slow, compile fewer kernels at once (--jobs), or set {TIMEOUT_VARIABLE} to more seconds",
+                )
             if step.returncode != 0:
                 raise _failure(step, files, keep)
         return finished
@@ -119,9 +130,12 @@ def compile_kernel(
     resources = parse_resources(halves["device"].output, ENTRY)
     if resources is None:
         raise _failure(halves["device"], files, keep, f"{SOURCE} compiled, but defines no kernel named {ENTRY}")
-    run({"link": [str(toolkit.cxx), "host.o", "image.s", "-o", LIBRARY, *flags.link]})
+    linked = run({"link": [str(toolkit.cxx), "host.o", "image.s", "-o", LIBRARY, *flags.link]})
+    library = workdir / LIBRARY
+    if not library.is_file() or not library.stat().st_size:
+        raise _failure(linked["link"], files, keep, f"the linker reported success, but left no {LIBRARY}")
     return CompileResult(
-        library=workdir / LIBRARY,
+        library=library,
         seconds=time.monotonic() - begin,
         resources=resources,
         log="".join(log),
@@ -184,8 +198,10 @@ def _failure(step: Finished, files: Mapping[str, str], keep: Path, what: str | N
         if (number := step.killing_signal) is not None:
             what = (
                 f"{name} was killed by signal {number}; if the machine ran out of memory, note that one kernel "
-                "takes about 3.5 GB: free some, or compile fewer kernels at once"
+                "takes about 3.5 GB: free some, or compile fewer kernels at once (--jobs)"
             )
+    if "No space left on device" in step.output or "Disk quota exceeded" in step.output:
+        what += "; its disk is full: free some space, or set CUTLASS_W8A8_CACHE_DIR and TMPDIR to directories elsewhere"
     log = f"$ {command}\n{step.output}"
     try:
         _keep(files, log, keep)
@@ -193,7 +209,7 @@ def _failure(step: Finished, files: Mapping[str, str], keep: Path, what: str | N
     except OSError as error:
         # What went wrong with the kernel must not be hidden by what went wrong with its record.
         kept = f"Source and log could not be kept in {keep}: {error}"
-    tail = "\n".join(step.output.rstrip().splitlines()[-_LOG_TAIL_LINES:])
+    tail = "\n".join(step.output.rstrip().splitlines()[-LOG_TAIL_LINES:])
     return CompileError(
         f"{what}.\n{kept}\nCommand: {command}\nEnd of the log:\n{tail}",
         command=command,
@@ -207,7 +223,7 @@ def _keep(files: Mapping[str, str], log: str, keep: Path) -> None:
     fresh = Path(tempfile.mkdtemp(prefix=f".{keep.name}.", dir=keep.parent))
     try:
         _write(files, fresh)
-        (fresh / "build.log").write_text(log, encoding="utf-8")
+        (fresh / BUILD_LOG).write_text(log, encoding="utf-8")
         # A directory cannot be renamed over a full one: move the old one into the fresh one's place first.
         old = fresh.with_name(fresh.name + ".old")
         if keep.exists():

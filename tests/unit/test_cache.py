@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import shutil
@@ -266,7 +268,7 @@ def test_home_of_nobody_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_cache_that_vanishes_while_it_is_used_is_named(store: Store) -> None:
     def vanish() -> None:
-        with store.workdir() as directory:
+        with store.workdir(OBJECT) as directory:
             shutil.rmtree(store.root)
             (directory / "kernel.cu").write_text("")
 
@@ -274,18 +276,38 @@ def test_a_cache_that_vanishes_while_it_is_used_is_named(store: Store) -> None:
         vanish()
 
 
-def test_what_killed_processes_left_is_swept_away(store: Store) -> None:
-    with store.workdir() as directory:
-        work = directory.parent
-    abandoned, recent = work / "abandoned", work / "recent"
-    for path in (abandoned, recent):
-        path.mkdir()
-        (path / "kernel.cu").touch()
-    two_days_ago = time.time() - 2 * 24 * 3600
-    os.utime(abandoned, (two_days_ago, two_days_ago))
-    with store.workdir() as directory:
-        assert sorted(os.listdir(work)) == sorted(["recent", directory.name])
-    assert os.listdir(work) == ["recent"]
+@pytest.mark.parametrize("date", [0, 2**33], ids=["1970", "2242"])
+def test_what_killed_processes_left_is_swept_away_and_dates_mean_nothing(store: Store, date: int) -> None:
+    other, third = digest({"object": "2"}), digest({"object": "3"})
+    with store.lock(other), store.workdir(other) as used:
+        os.utime(used, (date, date))
+        abandoned, unknown = used.with_name(f"{third}.abc"), used.with_name("somebody's")
+        for path in (abandoned, unknown):
+            path.mkdir()
+            (path / "kernel.cu").touch()
+        os.utime(unknown, (date, date))
+        with store.lock(OBJECT), store.workdir(OBJECT) as directory:
+            assert sorted(os.listdir(directory.parent)) == sorted([unknown.name, used.name, directory.name])
+    assert os.listdir(unknown.parent) == [unknown.name]
+
+
+@pytest.mark.parametrize(("age", "stays"), [(0, True), (3600, True), (2 * 86400, False), (-2 * 86400, False)])
+def test_without_locks_the_file_systems_dates_tell_what_is_abandoned(
+    store: Store, monkeypatch: pytest.MonkeyPatch, age: int, stays: bool
+) -> None:
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    # This machine's clock is wrong, which must not matter.
+    monkeypatch.setattr(time, "time", lambda: 1.0)
+    with store.workdir(OBJECT) as directory:
+        other = directory.with_name(f"{digest({})}.abc")
+        other.mkdir()
+        date = other.stat().st_mtime - age
+        os.utime(other, (date, date))
+        store.sweep()
+        assert other.exists() is stays
 
 
 def test_a_cache_of_another_user_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

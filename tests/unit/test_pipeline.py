@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,8 @@ import pytest
 import cutlass_w8a8
 from cutlass_w8a8 import pipeline
 from cutlass_w8a8.arch import SM80, SM90
+from cutlass_w8a8.cache import location, store
+from cutlass_w8a8.cache.location import Layout
 from cutlass_w8a8.config import CONFIG_FIELDS, KernelConfig, Raster, Schedule, Scheduler
 from cutlass_w8a8.dtypes import DType
 from cutlass_w8a8.errors import ArgumentError, CacheError, CompileError, ToolchainError
@@ -168,7 +171,8 @@ def test_build_once_then_hit(tools: Any, tmp_path: Path, monkeypatch: pytest.Mon
     for again in (build(SPEC), find(SPEC)):
         assert again is not None and not again.compiled and again.library == first.library
     assert len(tools.calls) == 1
-    assert pipeline.stats == pipeline.Stats(lookups=4, hits=2, compiles=1, reused=0)
+    assert pipeline.stats.compile_seconds > 0
+    assert replace(pipeline.stats, compile_seconds=0) == pipeline.Stats(lookups=4, hits=2, compiles=1)
     assert sorted(os.listdir(tmp_path)) == sorted([*before, "cache"])
 
 
@@ -293,10 +297,106 @@ def test_compile_failure_keeps_the_source_and_publishes_nothing(tools: Any, tmp_
     assert str(kept) in str(caught.value) and "error: no" in caught.value.log
     assert (kept / "kernel.cu").read_text() == f"// {SPEC.name}\n"
     assert "error: no" in (kept / "build.log").read_text()
-    assert [path for path in (tmp_path / "cache" / "v1").rglob("*") if path.is_file() and path.suffix != ".lock"] == []
+    layout = Layout(tmp_path / "cache")
+    assert not any(folder.exists() and os.listdir(folder) for folder in (layout.objects, layout.entries, layout.work))
     assert pipeline.stats.compiles == 0
     tools.write()
     assert build(SPEC).compiled
+
+
+# Headers that change -------------------------------------------------------------------------------------------------
+
+
+def key_with(marker: str, tools: Any) -> str:
+    tools.write_headers(marker)
+    headers.forget()
+    return kernel_key(SPEC)
+
+
+def test_headers_edited_since_they_were_read_are_read_again_before_a_compilation(tools: Any) -> None:
+    new, old = key_with("new", tools), key_with("old", tools)
+    tools.write_headers("new")
+    # The process still believes in the old ones, and so would find kernels made with these.
+    assert kernel_key(SPEC) == old
+    entry = build(SPEC)
+    assert entry.key == new == kernel_key(SPEC) and len(tools.calls) == 1
+    assert entry.manifest["headers"]["digest"] == headers.headers_digest()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_headers_edited_during_a_compilation_have_it_done_again(tools: Any, fails: bool) -> None:
+    """Whatever came of it: what was compiled, or failed to, was neither version."""
+    new, old = key_with("new", tools), key_with("old", tools)
+    header = tools.cutlass / "include" / "cute" / "tensor.hpp"
+    seen = tools.root / "seen"
+    # The first run of the compiler finds the headers edited under its hands.
+    edit = f"if [ ! -e {seen} ]; then touch {seen}; echo '// new' > {header}; {'exit 1' if fails else ':'}; fi"
+    tools.write(device=edit)
+    entry = build(SPEC)
+    assert entry.key == new and len(tools.calls) == 2
+    tools.write_headers("old")
+    headers.forget()
+    assert kernel_key(SPEC) == old and find(SPEC) is None
+
+
+def test_headers_edited_and_restored_during_a_compilation_have_it_done_again(tools: Any) -> None:
+    header = tools.cutlass / "include" / "cute" / "tensor.hpp"
+    seen = tools.root / "seen"
+    tools.write(
+        device=f"[ -e {seen} ] || {{ touch {seen}; cp {header} {seen}; echo x > {header}; cp {seen} {header}; }}"
+    )
+    assert build(SPEC).compiled and len(tools.calls) == 2
+
+
+def test_headers_that_never_stay_the_same_are_an_error(tools: Any) -> None:
+    header = tools.cutlass / "include" / "cute" / "tensor.hpp"
+    tools.write(device=f"echo // >> {header}")
+    with pytest.raises(
+        ToolchainError, match=rf"{SPEC.name} cannot be compiled: the CUTLASS headers in .* changed while"
+    ):
+        build(SPEC)
+    assert len(tools.calls) == 3 and find(SPEC) is None
+
+
+# What is told ---------------------------------------------------------------------------------------------------------
+
+
+def test_events_are_logged(tools: Any, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG", "cutlass_w8a8")
+    entry = build(SPEC)
+    build(SPEC)
+    told = [(record.levelname, record.getMessage()) for record in caplog.records if record.name == "cutlass_w8a8"]
+    levels, messages = zip(*told, strict=True)
+    assert levels == ("INFO", "INFO", "INFO", "DEBUG")
+    assert all(SPEC.name in message for message in messages)
+    assert "not found" in messages[0] and entry.key in messages[0] and "compiling" in messages[1]
+    assert re.search(r"compiled in \d+\.\d s", messages[2]) and f"found in {entry.directory}" in messages[3]
+
+
+def test_counters_are_public_and_exact_with_threads(tools: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    build(SPEC)
+    before = cutlass_w8a8.stats()
+    threads = [threading.Thread(target=lambda: [build(SPEC) for _ in range(20)]) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    after = cutlass_w8a8.stats()
+    assert after == replace(before, lookups=before.lookups + 160, hits=before.hits + 160)
+    assert after is not pipeline.stats and before != after
+
+
+def test_a_hit_costs_no_more_than_its_files(tools: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither compilers nor wheels' metadata, and each file is read once."""
+    entry = build(SPEC)
+    read: list[Path] = []
+    real = store.read_regular
+    monkeypatch.setattr(store, "read_regular", lambda path, size=None: read.append(path) or real(path, size))
+    monkeypatch.setattr(pipeline, "find_toolkit", lambda: pytest.fail("looked for a compiler"))
+    monkeypatch.setattr(location, "entry_points", lambda group: pytest.fail("looked for packs"))
+    assert build(SPEC).library == entry.library
+    names = sorted(path.name for path in read)
+    assert names == sorted([f"{entry.key}.json", "build.json", *(Path(name).name for name in entry.manifest["files"])])
 
 
 # CUTLASS_W8A8_JIT ---------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ import pytest
 
 from cutlass_w8a8 import cli
 from cutlass_w8a8.cli.bench import add_bench_options
+from cutlass_w8a8.cli.cache import add_cache_options
 from cutlass_w8a8.cli.tune import add_tune_options
 from cutlass_w8a8.request import MAX_K_INT8, MAX_K_INT8_AZP
 from scripts import pregenerate, regenerate
@@ -44,12 +45,16 @@ def commands(program: str) -> list[list[str]]:
 
 def test_commands_are_understood(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     shown = commands("cutlass-w8a8")
-    told = {verb: [command for command in shown if command[1] == verb] for verb in ("show", "support", "tune", "bench")}
-    assert {verb: len(words) for verb, words in told.items()} == {"show": 2, "support": 2, "tune": 5, "bench": 4}
+    told = {
+        verb: [command for command in shown if command[1] == verb]
+        for verb in ("show", "support", "tune", "bench", "cache")
+    }
+    lengths = {"show": 2, "support": 2, "tune": 5, "bench": 4, "cache": 4}
+    assert {verb: len(words) for verb, words in told.items()} == lengths
     assert sum(map(len, told.values())) == len(shown)
     for command in told["support"] + told["show"]:
         assert cli.main(command[1:]) == 0
-    for verb, add in (("tune", add_tune_options), ("bench", add_bench_options)):
+    for verb, add in (("tune", add_tune_options), ("bench", add_bench_options), ("cache", add_cache_options)):
         for command in told[verb]:
             options = argparse.ArgumentParser()
             add(options)

@@ -14,7 +14,7 @@ import pytest
 from cutlass_w8a8.arch import SM80, SM90, Arch
 from cutlass_w8a8.config import KernelConfig
 from cutlass_w8a8.dtypes import DType
-from cutlass_w8a8.errors import CompileError, ToolchainError
+from cutlass_w8a8.errors import ArgumentError, CompileError, ToolchainError
 from cutlass_w8a8.evt.epilogues import EpilogueSpec
 from cutlass_w8a8.spec import KernelSpec
 from cutlass_w8a8.toolchain import progress
@@ -22,7 +22,7 @@ from cutlass_w8a8.toolchain.discover import find_toolkit
 from cutlass_w8a8.toolchain.flags import flags_for
 from cutlass_w8a8.toolchain.headers import require_headers
 from cutlass_w8a8.toolchain.nvcc import CompileResult, compile_kernel
-from cutlass_w8a8.toolchain.process import Finished
+from cutlass_w8a8.toolchain.process import TIMEOUT_VARIABLE, Finished, compile_timeout
 from cutlass_w8a8.toolchain.resources import Resources, parse_resources
 
 FILES = {"kernel.cu": "// text\n", "host_prelude.h": "", "stubs/cutlass/arch/wmma.h": ""}
@@ -230,3 +230,66 @@ def test_progress_stays_on_one_line_and_shows_the_time(
     assert lines
     for line in lines:
         assert re.fullmatch(r"\S 0:00:0\d compiling sm90_int8_bf16_azp-token-bias_token_\S*…", line) and len(line) <= 80
+
+
+# Compilers that misbehave ---------------------------------------------------------------------------------------------
+
+
+def test_a_compiler_that_hangs_is_stopped_with_all_it_started(
+    fake_tools: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pids = tmp_path / "pids"
+    fake_tools.write(device=f"echo on the way; sleep 60 & echo $$ $! > {pids}; wait")
+    workdir = tmp_path / "work"
+    workdir.mkdir()
+    begin = time.monotonic()
+    with pytest.raises(CompileError) as caught:
+        compile_kernel(
+            FILES, flags_for(spec()), find_toolkit(), require_headers(), workdir, keep=tmp_path / "kept", seconds=1.0
+        )
+    assert time.monotonic() - begin < 30
+    for part in ("nvcc did not end within 1 s", "--jobs", TIMEOUT_VARIABLE, str(tmp_path / "kept"), "on the way"):
+        assert part in str(caught.value)
+    assert (tmp_path / "kept" / "kernel.cu").exists()
+    for pid in map(int, pids.read_text().split()):
+        assert is_gone(pid)
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("", 3600), ("7200", 7200), ("0.5", 0.5)])
+def test_timeout_variable(monkeypatch: pytest.MonkeyPatch, text: str, seconds: float) -> None:
+    monkeypatch.setenv(TIMEOUT_VARIABLE, text)
+    assert compile_timeout() == seconds
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "soon"])
+def test_timeout_variable_is_checked(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv(TIMEOUT_VARIABLE, text)
+    with pytest.raises(ArgumentError, match=f"{TIMEOUT_VARIABLE}={text} is no positive number of seconds"):
+        compile_timeout()
+
+
+@pytest.mark.parametrize("victim", ["kill -9 $$", "exit 137"])
+def test_a_compiler_killed_for_memory_is_told_with_the_remedy(fake_tools: Any, tmp_path: Path, victim: str) -> None:
+    """Itself, or below a wrapper script."""
+    fake_tools.write(device=victim)
+    with pytest.raises(CompileError, match=r"killed by signal 9.*out of memory.*fewer kernels at once \(--jobs\)"):
+        compile_with(tmp_path)
+
+
+@pytest.mark.parametrize("made", ["exit 0", "echo -n > kernel.so; exit 0"])
+def test_a_linker_that_leaves_nothing(fake_tools: Any, tmp_path: Path, made: str) -> None:
+    fake_tools.write(link=made)
+    with pytest.raises(CompileError, match=r"reported success, but left no kernel\.so(?s:.)*Source and full log"):
+        compile_with(tmp_path)
+
+
+def test_a_compiler_that_prints_nothing(fake_tools: Any, tmp_path: Path) -> None:
+    fake_tools.write(device="exit 0")
+    with pytest.raises(CompileError, match="defines no kernel named w8a8_kernel"):
+        compile_with(tmp_path)
+
+
+def test_a_compiler_without_room_is_told_with_the_remedy(fake_tools: Any, tmp_path: Path) -> None:
+    fake_tools.write(link="echo 'ld: final link failed: No space left on device'; exit 1")
+    with pytest.raises(CompileError, match=r"failed with status 1; its disk is full: free some space.*TMPDIR"):
+        compile_with(tmp_path)
