@@ -202,7 +202,8 @@ def _run(
         refuse_gradients(scale_a, scale_b, bias)
     if resolved is None:
         wanted = options(config, overlap, batch_invariant)
-        resolved = calls.resolve(a, b, scale_a, scale_b, out_dtype, azp_adj, azp, bias, out, wanted)
+        given = (a, b, scale_a, scale_b, out_dtype, azp_adj, azp, bias, out)
+        resolved = calls.resolve(*given, wanted, calls.superseded(key))
         if resolved.call is not None:
             calls.keep(key, resolved)
     if resolved.call is None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from enum import Enum
 
 from cutlass_w8a8 import emit
 from cutlass_w8a8.cache.key import digest
@@ -25,13 +26,44 @@ from cutlass_w8a8.toolchain.nvcc import compile_kernel
 from cutlass_w8a8.toolchain.progress import compiling
 from cutlass_w8a8.version import VERSION
 
-__all__ = ["JIT_VARIABLE", "Entry", "Stats", "build", "find", "jit_enabled", "kernel_key", "key_fields", "stats"]
+__all__ = [
+    "JIT_VARIABLE",
+    "Entry",
+    "Jit",
+    "Stats",
+    "build",
+    "find",
+    "jit_enabled",
+    "jit_policy",
+    "kernel_key",
+    "key_fields",
+    "stats",
+]
 
 # Raise it when the meaning of a stored file changes: what the library exports, or what the manifest holds.
 SCHEMA = "1"
 JIT_VARIABLE = "CUTLASS_W8A8_JIT"
-_ON = ("", "on", "1", "true", "yes")
-_OFF = ("off", "0", "false", "no")
+
+
+class Jit(str, Enum):
+    """What becomes of a call whose kernel is not in the cache.
+
+    Attributes:
+        BLOCK: it waits while the kernel is compiled.
+        BACKGROUND: another kernel that can compute it serves meanwhile, if one is at hand; else it waits.
+        OFF: it is refused.
+    """
+
+    BLOCK = "block"
+    BACKGROUND = "background"
+    OFF = "off"
+
+
+_JIT_VALUES = {
+    **dict.fromkeys(("", "block", "on", "1", "true", "yes"), Jit.BLOCK),
+    "background": Jit.BACKGROUND,
+    **dict.fromkeys(("off", "0", "false", "no"), Jit.OFF),
+}
 
 
 @dataclass
@@ -123,16 +155,27 @@ def build(spec: Spec, *, force: bool = False, explicit: bool = False) -> Entry:
         return replace(store.publish_entry(key, fields, object_digest), compiled=True)
 
 
+def jit_policy() -> Jit:
+    """What ``CUTLASS_W8A8_JIT`` asks for: ``block`` if it is not set.
+
+    Raises:
+        ArgumentError: the variable has a value without a meaning.
+    """
+    value = os.environ.get(JIT_VARIABLE, "")
+    policy = _JIT_VALUES.get(value.lower())
+    if policy is None:
+        accepted = ", ".join(text for text in _JIT_VALUES if text)
+        raise ArgumentError(f"{JIT_VARIABLE}={value} is no policy; accepted: {accepted}; unset, it is block")
+    return policy
+
+
 def jit_enabled() -> bool:
     """Whether a kernel that is not cached may be compiled on first use: not if ``CUTLASS_W8A8_JIT=off``.
 
     Raises:
-        ArgumentError: the variable has another value than on or off.
+        ArgumentError: as `jit_policy`.
     """
-    value = os.environ.get(JIT_VARIABLE, "")
-    if value.lower() not in _ON + _OFF:
-        raise ArgumentError(f"{JIT_VARIABLE}={value} is neither on nor off; accepted: {', '.join(_ON[1:] + _OFF)}")
-    return value.lower() in _ON
+    return jit_policy() is not Jit.OFF
 
 
 def _lookup(store: Store, key: str) -> Entry | None:

@@ -9,25 +9,23 @@ from typing import Any
 import torch
 from torch.compiler import is_compiling
 
-from cutlass_w8a8 import pipeline
-from cutlass_w8a8.calls import PLAIN, remember
+from cutlass_w8a8.acquire import entry_points
+from cutlass_w8a8.calls import PLAIN
 from cutlass_w8a8.dispatch import QUANT_SYMBOLS, quant_launch
 from cutlass_w8a8.dtypes import DType
 from cutlass_w8a8.errors import ArgumentError
 from cutlass_w8a8.evt.evaluate import TORCH_DTYPES
+from cutlass_w8a8.memo import Memo
 from cutlass_w8a8.quant_request import QuantRequest, check_quantize, check_quantize_kinds, check_quantize_types
 from cutlass_w8a8.request import ALIGNMENT, refuse_gradients
-from cutlass_w8a8.runtime.device import Device, arch_of, current_device, device, on_change, raw_stream
-from cutlass_w8a8.runtime.loader import LoadedKernel, load
+from cutlass_w8a8.runtime.device import arch_of, current_device, device, on_change, raw_stream
 from cutlass_w8a8.runtime.quantize import PreparedQuantize
 from cutlass_w8a8.spec import QUANT_FLOOR, QUANT_LARGEST, QuantSpec
 
 Tensor = torch.Tensor
 
-# Prepared calls by everything their validity depends on; the oldest are forgotten should there ever be so many.
-_prepared: dict[tuple[Any, ...], _Prepared] = {}
-# Kernels in use, by entry point, so that a new shape needs no look at the cache.
-_kernels: dict[tuple[QuantSpec, int], dict[str, LoadedKernel]] = {}
+# Prepared calls by everything their validity depends on.
+_prepared: Memo[tuple[Any, ...], _Prepared] = Memo()
 # The first capability whose kernels wait for the one before them themselves.
 _OVERLAPPING = (9, 0)
 _E4M3_NAN = 0x7F
@@ -125,7 +123,7 @@ def _run(
         refuse_gradients(x, scale)
     if prepared is None:
         prepared = _prepare(x, dtype, out, scale, overlap)
-        remember(_prepared, key, prepared)
+        _prepared.keep(key, prepared)
     request, call = prepared.request, prepared.call
     q = torch.empty(x.shape, dtype=dtype, device=x.device) if out is None else out
     if scale is None:
@@ -171,7 +169,7 @@ def _prepare(x: Tensor, dtype: torch.dtype, out: Tensor | None, scale: Tensor | 
     )
     plan = quant_launch(request.m, request.k, request.source.bytes, request.aligned and aligned, where.sm_count)
     call = PreparedQuantize(
-        _loaded(QuantSpec(arch, request.source, request.target), where)[plan.symbol],
+        entry_points(QuantSpec(arch, request.source, request.target), where, QUANT_SYMBOLS)[plan.symbol],
         where,
         strides=(request.ldx, request.ldq),
         extents=(request.m, request.k, plan.vectors),
@@ -180,15 +178,6 @@ def _prepare(x: Tensor, dtype: torch.dtype, out: Tensor | None, scale: Tensor | 
         overlap=overlap == "launch" and arch.capability >= _OVERLAPPING,
     )
     return _Prepared(request, call, *spans)
-
-
-def _loaded(spec: QuantSpec, where: Device) -> dict[str, LoadedKernel]:
-    """All entry points of a kernel: another shape's must not have to be loaded while a graph is captured."""
-    found = _kernels.get((spec, where.index))
-    if found is None:
-        library = pipeline.build(spec).library
-        found = _kernels[spec, where.index] = {symbol: load(library, where, symbol) for symbol in QUANT_SYMBOLS}
-    return found
 
 
 def _shared(name: str, other: str) -> ArgumentError:
@@ -255,4 +244,4 @@ def _traced(
 
 
 # Another arch's kernels are other kernels.
-on_change.append(_prepared.clear)
+on_change.append(_prepared.forget)

@@ -2,7 +2,7 @@
 
 from cutlass_w8a8.dispatch.quantize import QUANT_SYMBOLS, QuantLaunch, quant_launch
 from cutlass_w8a8.dispatch.rules import problems, schedules, smem_bytes, validate
-from cutlass_w8a8.dispatch.select import configs_of, rows_of, select
+from cutlass_w8a8.dispatch.select import configs_of, ranked, refusal, rows_of, select
 from cutlass_w8a8.dispatch.table import in_grid
 
 __all__ = [
@@ -12,6 +12,8 @@ __all__ = [
     "in_grid",
     "problems",
     "quant_launch",
+    "ranked",
+    "refusal",
     "rows_of",
     "schedules",
     "select",

@@ -91,17 +91,39 @@ def modelled(
     on a weight shape that was left out falls from 5.5 to 3.4 % (benchmarks/README.md). Blocks divide K to occupy
     multiprocessors that have nothing to do: not where there are none.
     """
-    fitting = [
-        row
-        for row in usable.values()
-        if row.fits(m, n, k) and (row.config.slices == 1 or blocks(row.config, m, n) <= (sm_count or Cost.SMS))
-    ]
+    fitting = [row for row in usable.values() if _meant(row, m, n, k, sm_count)]
+    return min(fitting, key=_expected(m, n, k, sm_count, prior), default=None)
 
+
+def ranked(problem: Problem) -> list[KernelConfig]:
+    """The configurations of the device's table for ``problem``'s types, best first, those meant for other extents last.
+
+    Raises:
+        TableError: a table that ``CUTLASS_W8A8_TABLES`` names cannot be used.
+    """
+    sections = _sections(problem)
+    if not sections:
+        return []
+    usable = _usable(
+        sections[0], problem.arch, problem.operand, problem.out, problem.epilogue, problem.needs_whole_k
+    ).values()
+    extents = problem.m, problem.n, problem.k
+    time = _expected(*extents, problem.sm_count, prior_of(problem.arch, problem.operand, problem.sm_count))
+    ordered = sorted(usable, key=lambda row: (not _meant(row, *extents, problem.sm_count), time(row)))
+    return [row.config for row in ordered]
+
+
+def _meant(row: Row, m: int, n: int, k: int, sm_count: int | None) -> bool:
+    sliced = row.config.slices > 1
+    return row.fits(m, n, k) and not (sliced and blocks(row.config, m, n) > (sm_count or Cost.SMS))
+
+
+def _expected(m: int, n: int, k: int, sm_count: int | None, prior: Prior | None) -> Callable[[Row], float]:
     def expected(row: Row) -> float:
         weight = 1.0 if prior is None else prior(row.config, m, n, k) ** PRIOR_WEIGHT
         return row.time(m, n, k, sm_count) * weight
 
-    return min(fitting, key=expected, default=None)
+    return expected
 
 
 def tables() -> tuple[Table, ...]:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 
+from cutlass_w8a8 import acquire, calls, ops, pipeline, prepared, quantize
+from cutlass_w8a8.arch import SM90
+from cutlass_w8a8.runtime import device
 from cutlass_w8a8.toolchain import discover, headers
+from tests.unit.fake_gpu import WHERE, FakeGpu, OnGpu
 
 NVCC = """\
 #!/bin/sh
@@ -115,3 +121,30 @@ def fake_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeTools:
     discover._find.cache_clear()
     headers._read.cache_clear()
     return tools
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeGpu]:
+    """A fake GPU of compute capability 9.0, under ``CUTLASS_W8A8_JIT=background``."""
+    fake = FakeGpu()
+    monkeypatch.setenv("CUTLASS_W8A8_JIT", "background")
+    monkeypatch.setenv("CUTLASS_W8A8_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(pipeline, "find", fake.find)
+    monkeypatch.setattr(pipeline, "build", fake.build)
+    monkeypatch.setattr(acquire, "load", fake.load)
+    monkeypatch.setattr(acquire, "compile_behind", fake.compile_behind)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: fake.capturing)
+    monkeypatch.setattr(acquire, "_loaded", {})
+    monkeypatch.setattr(device, "current_device", lambda: 0)
+    for module in (calls, quantize):
+        monkeypatch.setattr(module, "device", lambda index: WHERE)
+        monkeypatch.setattr(module, "arch_of", lambda where: SM90)
+        monkeypatch.setattr(module, "current_device", lambda: 0)
+        monkeypatch.setattr(module, "raw_stream", lambda index: 7)
+    for module in (ops, prepared, quantize):
+        monkeypatch.setattr(module, "PLAIN", frozenset((*calls.PLAIN, OnGpu)))
+    calls.forget()
+    quantize._prepared.forget()
+    yield fake
+    calls.forget()
+    quantize._prepared.forget()

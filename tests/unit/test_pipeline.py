@@ -314,11 +314,18 @@ def test_jit_off_makes_a_miss_an_error(tools: Any, monkeypatch: pytest.MonkeyPat
 
 
 def test_jit_variable_is_checked(tools: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    for value, expected in (("", True), ("on", True), ("1", True), ("OFF", False), ("0", False)):
-        monkeypatch.setenv("CUTLASS_W8A8_JIT", value)
-        assert pipeline.jit_enabled() is expected
+    block, background, off = pipeline.Jit.BLOCK, pipeline.Jit.BACKGROUND, pipeline.Jit.OFF
+    for words, expected in (
+        (("", "block", "on", "1", "true", "yes", "ON"), block),
+        (("background", "Background"), background),
+        (("off", "OFF", "0", "no", "false"), off),
+    ):
+        for value in words:
+            monkeypatch.setenv("CUTLASS_W8A8_JIT", value)
+            assert pipeline.jit_policy() is expected
+            assert pipeline.jit_enabled() is (expected is not off)
     monkeypatch.setenv("CUTLASS_W8A8_JIT", "perhaps")
-    with pytest.raises(ArgumentError, match="perhaps is neither on nor off"):
+    with pytest.raises(ArgumentError, match=r"perhaps is no policy; accepted: block, on, .*background, off"):
         build(SPEC)
 
 
