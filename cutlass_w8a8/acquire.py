@@ -6,10 +6,9 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cutlass_w8a8 import pipeline
-from cutlass_w8a8.background import Compilation, compile_behind
 from cutlass_w8a8.config import KernelConfig
 from cutlass_w8a8.errors import LaunchError
 from cutlass_w8a8.pipeline import Jit, jit_policy
@@ -17,6 +16,9 @@ from cutlass_w8a8.runtime.device import Device
 from cutlass_w8a8.runtime.loader import KERNEL_SYMBOL, LoadedKernel, load, refuse_capture
 from cutlass_w8a8.spec import KernelSpec, Spec
 from cutlass_w8a8.support import Explanation
+
+if TYPE_CHECKING:
+    from cutlass_w8a8.background import Compilation
 
 # Kernels in use by their entry points, so that a new shape needs no look at the cache.
 _loaded: dict[tuple[Spec, int], Mapping[str, LoadedKernel]] = {}
@@ -106,7 +108,10 @@ def _at_hand(chosen: Explanation, where: Device, others: Callable[[], Iterable[E
             # A library that this driver refuses is no help; if all are like that, the chosen one's error will tell.
             continue
         if kernel is not None:
-            return Acquired(kernel, other.spec, other.config, compile_behind(chosen.spec))
+            # Here because under other policies nothing of it is needed.
+            from cutlass_w8a8 import background
+
+            return Acquired(kernel, other.spec, other.config, background.compile_behind(chosen.spec))
     return None
 
 

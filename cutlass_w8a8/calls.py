@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cutlass_w8a8 import acquire
 from cutlass_w8a8.arch import Family
-from cutlass_w8a8.background import Compilation
 from cutlass_w8a8.config import KernelConfig
 from cutlass_w8a8.errors import ArgumentError
 from cutlass_w8a8.evt.tree import Broadcast
@@ -23,6 +21,9 @@ from cutlass_w8a8.runtime.device import arch_of, current_device, device, on_chan
 from cutlass_w8a8.runtime.launch import Extents, PreparedCall
 from cutlass_w8a8.runtime.loader import NotLoadedError
 from cutlass_w8a8.support import alternatives, choose
+
+if TYPE_CHECKING:
+    from cutlass_w8a8.background import Compilation
 
 Tensor = torch.Tensor
 
@@ -156,6 +157,9 @@ def resolve(
         raise ArgumentError(f"a is on {a.device}; kernels run on CUDA devices, the evaluator on the CPU")
     if not a.is_cuda or not (request.m and request.n and request.k):
         return Resolved(request, None, order)
+    # Here because cache and compilers take as long to import as the rest together, and most processes never need them.
+    from cutlass_w8a8 import acquire
+
     where = device(a.get_device())
     arch = arch_of(where)
     facts: dict[str, Any] = {

@@ -9,9 +9,7 @@ from typing import Any
 import torch
 from torch.compiler import is_compiling
 
-from cutlass_w8a8.acquire import entry_points
 from cutlass_w8a8.calls import PLAIN
-from cutlass_w8a8.dispatch import QUANT_SYMBOLS, quant_launch
 from cutlass_w8a8.dtypes import DType
 from cutlass_w8a8.errors import ArgumentError
 from cutlass_w8a8.evt.evaluate import TORCH_DTYPES
@@ -161,6 +159,9 @@ def _prepare(x: Tensor, dtype: torch.dtype, out: Tensor | None, scale: Tensor | 
         raise ArgumentError(f"x is on {x.device}; kernels run on CUDA devices, and the CPU is served by torch")
     if not x.is_cuda or not request.m:
         return _Prepared(request, None, *spans)
+    from cutlass_w8a8.acquire import entry_points
+    from cutlass_w8a8.dispatch import QUANT_SYMBOLS, quant_launch
+
     where = device(x.get_device())
     arch = arch_of(where)
     # A fresh tensor starts on a boundary; what 16 bytes of x become is stored at once, too.

