@@ -26,6 +26,7 @@ from cutlass_w8a8.settings import batch_invariant, use_arch
 from cutlass_w8a8.spec import KernelSpec, QuantSpec
 from cutlass_w8a8.support import Explanation, Support, explain, is_supported
 from cutlass_w8a8.version import VERSION as __version__
+from cutlass_w8a8.warm import WarmupReport, warmup
 
 __all__ = [
     "ArgumentError",
@@ -44,6 +45,7 @@ __all__ = [
     "ToolchainError",
     "UnsupportedError",
     "W8A8Error",
+    "WarmupReport",
     "__version__",
     "batch_invariant",
     "cutlass_scaled_mm",
@@ -57,4 +59,5 @@ __all__ = [
     "scaled_mm",
     "scaled_mm_azp",
     "use_arch",
+    "warmup",
 ]

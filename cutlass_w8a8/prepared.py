@@ -162,7 +162,12 @@ class PreparedMM:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copied and pickled by its operands and options; what it keeps of calls is worked out again."""
-        return PreparedMM, (self._b, self._scale_b, self._out_dtype, self._bias, self._azp_adj, *self._given)
+        return PreparedMM, self.given
+
+    @property
+    def given(self) -> tuple[Any, ...]:
+        """What it was made of, in the order of its constructor's arguments."""
+        return self._b, self._scale_b, self._out_dtype, self._bias, self._azp_adj, *self._given
 
     def __repr__(self) -> str:
         k, n = self._b.shape
