@@ -52,6 +52,11 @@ def _parser() -> argparse.ArgumentParser:
     several.add_argument("--sm-count", type=positive, metavar="N", help="with --weights: its multiprocessors")
     build.add_argument("--force", action="store_true", help="compile even if the kernel is cached")
     several.add_argument(
+        "--print-plan",
+        action="store_true",
+        help="with --weights: only list the kernels, as --plan takes them",
+    )
+    several.add_argument(
         "--plan", type=Path, metavar="FILE", help="compile the kernels listed there instead, as tune plan writes them"
     )
     several.add_argument("--jobs", type=positive, metavar="N", help="kernels at a time; default: what fits")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import sys
@@ -49,8 +50,12 @@ def show(options: argparse.Namespace) -> int:
 def build(options: argparse.Namespace) -> int:
     """Compile a kernel into the cache, and print where it is and what it uses; or all of a plan or of some weights."""
     if options.weights is not None:
-        return compile_all(weights_kernels(options), options.jobs)
-    refuse(options, "only --weights is for a device", ("device", "sm_count"))
+        specs = weights_kernels(options)
+        if options.print_plan:
+            print(json.dumps([spec.to_json() for spec in specs], indent=1))
+            return 0
+        return compile_all(specs, options.jobs)
+    refuse(options, "these belong to --weights", ("device", "sm_count", "print_plan"))
     if options.plan is not None:
         return compile_plan(options.plan, options.jobs)
     spec = kernel(options)

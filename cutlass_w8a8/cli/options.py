@@ -149,7 +149,7 @@ def refuse(options: argparse.Namespace, why: str, names: Iterable[str]) -> None:
     Raises:
         ArgumentError: ``why``, and which to leave out.
     """
-    given = [name for name in dict.fromkeys(names) if getattr(options, name, None) is not None]
+    given = [name for name in dict.fromkeys(names) if getattr(options, name, None) not in (None, False)]
     if given:
         listed = ", ".join("--" + name.replace("_", "-") for name in given)
         raise ArgumentError(f"{why}; leave out {listed}")

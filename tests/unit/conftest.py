@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -42,6 +43,24 @@ case "$*" in
     echo "object" > host.o;;
 esac
 """
+
+
+# What a kernel's library exports, in C.
+LIBRARY = """
+struct { int abi_version, smem_bytes, threads, params_bytes, operands; } w8a8_info = {2, 4096, 256, 0, 0};
+char w8a8_image[8], w8a8_image_end;
+int w8a8_launch(void* call) { return 0; }
+long w8a8_workspace(void* call) { return 0; }
+"""
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A library that can be loaded."""
+    folder = tmp_path_factory.mktemp("library")
+    (folder / "kernel.c").write_text(LIBRARY)
+    subprocess.run(["gcc", "-shared", "-fPIC", "kernel.c", "-o", "kernel.so"], cwd=folder, check=True)
+    return folder / "kernel.so"
 
 
 @dataclass

@@ -303,6 +303,12 @@ def test_build_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: 
     assert main([*words.split(), "--device", "NVIDIA H200", "--sm-count", "132", "--quantize", "bf16"]) == 0
     report = cutlass_w8a8.warmup(WEIGHTS, ms=MS, arch="sm90", device_name="NVIDIA H200", sm_count=132)
     assert tuple(built) == report.kernels and QUANTISES in built
+    capsys.readouterr()
+    assert main([*words.split(), "--print-plan"]) == 0
+    path = tmp_path / "plan.json"
+    path.write_text(capsys.readouterr().out)
+    assert main(["build", "--plan", str(path)]) == 0
+    assert tuple(built) == cutlass_w8a8.warmup(WEIGHTS, ms=MS, arch="sm90", quantize=None).kernels
     int8 = [*words.split(), *"--arch sm80 --azp token --bias --scale-a tensor --out-dtype fp32".split()]
     assert main(int8) == 0
     assert {(spec.arch, spec.epilogue.name, spec.out) for spec in built if isinstance(spec, KernelSpec)} == {
@@ -319,7 +325,7 @@ def test_build_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: 
         ("--weights 512x1024 --m 1 --n 8 --stages 3", "leave out --n, --stages"),
         ("--weights 512x1024 --m 1 --plan x", "leave out --plan"),
         ("--m 1,16", "--m names 2 numbers of rows; only build --weights takes several"),
-        ("--device H200", "only --weights is for a device; leave out --device"),
+        ("--device H200", "these belong to --weights; leave out --device"),
     ],
 )
 def test_build_weights_refuses(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:

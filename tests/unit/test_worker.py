@@ -24,22 +24,6 @@ from tests.unit.test_races import alive, wait_for
 
 ROOT = Path(__file__).parents[2]
 SPEC = QuantSpec(SM90, DType.BF16, DType.INT8)
-# What a kernel's library exports, in C.
-LIBRARY = """
-struct { int abi_version, smem_bytes, threads, params_bytes, operands; } w8a8_info = {2, 4096, 256, 0, 0};
-char w8a8_image[8], w8a8_image_end;
-int w8a8_launch(void* call) { return 0; }
-long w8a8_workspace(void* call) { return 0; }
-"""
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A library that can be loaded."""
-    folder = tmp_path_factory.mktemp("library")
-    (folder / "kernel.c").write_text(LIBRARY)
-    subprocess.run(["gcc", "-shared", "-fPIC", "kernel.c", "-o", "kernel.so"], cwd=folder, check=True)
-    return folder / "kernel.so"
 
 
 @pytest.fixture
