@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -121,13 +121,13 @@ def umbrellas_of(include: Path) -> list[str]:
     return [name for name in UMBRELLAS if (include / name).is_file()]
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=KernelConfig.parse, default="128x128x128_2x1_pingpong", metavar="NAME")
     parser.add_argument("--a-dtype", choices=[dtype.value for dtype in SM90.operands], default="e4m3")
     parser.add_argument("--pairs", type=int, default=3, metavar="N", help="default: 3")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     spec = KernelSpec(SM90, DType(options.a_dtype), DType.BF16, EpilogueSpec.of(), options.config)
     os.environ[QUIET_VARIABLE] = "1"
     ways: dict[str, Callable[[], None]] = {}

@@ -16,7 +16,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +90,7 @@ print(json.dumps({{name: 1000 * seconds for name, seconds in took.items()}}))
 
 
 def in_processes(body: str, runs: int, *words: str) -> dict[str, list[float]]:
-    """Median and least milliseconds of what ``body`` measures, over ``runs`` processes, after one that does not count."""
+    """Median and least milliseconds of what ``body`` measures, over ``runs`` processes; one before does not count."""
     found: dict[str, list[float]] = {}
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
     # Modules compiled to byte code are what an installed package is run from.
@@ -124,8 +124,8 @@ def chosen(arch: str) -> KernelSpec:
     return KernelSpec(problem.arch, problem.operand, problem.out, problem.epilogue, select(problem))
 
 
-def hits(rounds: int = 41, repeats: int = 2000) -> dict[str, list[float]]:
-    """Median and least microseconds of a call whose signature has been met, up to the kernel's launch, which is left out.
+def hits(rounds: int = 401, repeats: int = 100) -> dict[str, list[float]]:
+    """Median and least microseconds of a call whose signature has been met, all but the launch of its kernel.
 
     On CPU tensors, with a launch that does nothing: so it is measured alike with and without a GPU.
     """
@@ -164,13 +164,13 @@ def hits(rounds: int = 41, repeats: int = 2000) -> dict[str, list[float]]:
         calls.forget()
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gemm", action="store_true", help="also a GEMM's kernel, compiled in a minute if need be")
     parser.add_argument("--arch", choices=list(ARCHS), help="default: the GPU's, else sm90")
     parser.add_argument("--runs", type=int, default=11, metavar="N", help="processes a line; default: 11")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     gpu = torch.cuda.is_available()
     try:
         arch = options.arch or (arch_of(device(torch.cuda.current_device())).name if gpu else "sm90")
