@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ import torch
 
 from cutlass_w8a8.arch import Family
 from cutlass_w8a8.config import KernelConfig
-from cutlass_w8a8.errors import ArgumentError
+from cutlass_w8a8.errors import ArgumentError, ConfigError
 from cutlass_w8a8.evt.tree import Broadcast
 from cutlass_w8a8.memo import Memo
 from cutlass_w8a8.problem import Overlap
@@ -193,7 +193,15 @@ def resolve(
         bytes_operands=tuple(extent[operand.broadcast] * operand.element.bytes for operand in tree.loads),
         wide=wide,
     )
-    call = PreparedCall(served.kernel, where, extents, served.config, options.overlap)
+    try:
+        call = PreparedCall(served.kernel, where, extents, served.config, options.overlap)
+    except ConfigError:
+        if served.spec == chosen.spec:
+            raise
+        # CUTLASS refuses what no rule knows of: the caller has not asked for this one, and waits for the other.
+        return resolve(
+            a, b, scale_a, scale_b, out_dtype, azp_adj, azp, bias, out, replace(options, config=chosen.config), previous
+        )
     return Resolved(request, call, order, wide, served.awaits)
 
 

@@ -24,6 +24,9 @@ from cutlass_w8a8.spec import KernelSpec, Spec, spec_from_json
 
 # nvcc takes 3.5 GB for a Hopper kernel.
 GB_PER_JOB = 4
+# What a container is limited to: bytes, in two generations of cgroups; microseconds of cores in so many microseconds.
+_MEMORY_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+_CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
 # The search path as it is here, since what started this process may have changed it; then requests, one a line.
 _PROGRAM = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from cutlass_w8a8.worker import serve; serve()"
 # How long an interrupted compilation may take to clean up.
@@ -45,9 +48,23 @@ class Outcome:
 
 
 def default_jobs() -> int:
-    """As many compilations as cores and memory allow."""
+    """As many compilations as cores and memory allow: the machine's, and those of the container."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return max(1, min(len(os.sched_getaffinity(0)), memory // (GB_PER_JOB * 10**9)))
+    cores = len(os.sched_getaffinity(0))
+    for path in _MEMORY_LIMITS:
+        # "max" where there is none, or in the older form a number beyond any memory.
+        if (limit := _words(path)) and limit[0].isdecimal():
+            memory = min(memory, int(limit[0]))
+    if (quota := _words(_CPU_LIMIT)) and quota[0].isdecimal():
+        cores = min(cores, -(-int(quota[0]) // int(quota[1])))
+    return max(1, min(cores, memory // (GB_PER_JOB * 10**9)))
+
+
+def _words(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").split()
+    except OSError:
+        return []
 
 
 def build(spec: Spec) -> Outcome:

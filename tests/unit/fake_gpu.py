@@ -40,7 +40,9 @@ class FakeGpu:
         ran: kernels launched, in order.
         capturing: whether a graph is being captured.
         behind: compilations under way, which `finish` ends.
+        failed: those that cannot be compiled.
         unloadable: kernels that the driver refuses.
+        refused: kernels that CUTLASS refuses every problem for.
     """
 
     def __init__(self) -> None:
@@ -52,6 +54,7 @@ class FakeGpu:
         self.behind: dict[Spec, Compilation] = {}
         self.failed: set[Spec] = set()
         self.unloadable: set[Spec] = set()
+        self.refused: set[Spec] = set()
 
     def find(self, spec: Spec) -> Any:
         return SimpleNamespace(library=spec) if spec in self.disk else None
@@ -69,7 +72,7 @@ class FakeGpu:
         operands = 2 if isinstance(spec, KernelSpec) else 0
         library: Any = SimpleNamespace(
             info=SimpleNamespace(operands=operands),
-            workspace=lambda call: 0,
+            workspace=lambda call: -1 if spec in self.refused else 0,
             launch=lambda *addresses: self.ran.append(spec.name) or 0,  # type: ignore[func-returns-value]
         )
         return LoadedKernel(library, 1, 1)

@@ -16,7 +16,7 @@ from cutlass_w8a8 import acquire, background, calls, pipeline
 from cutlass_w8a8.arch import SM80, SM90
 from cutlass_w8a8.dispatch import configs_of, in_grid, problems
 from cutlass_w8a8.dtypes import DType
-from cutlass_w8a8.errors import LaunchError
+from cutlass_w8a8.errors import ConfigError, LaunchError
 from cutlass_w8a8.evt.epilogues import EpilogueSpec
 from cutlass_w8a8.memo import Memo
 from cutlass_w8a8.prepared import PreparedMM
@@ -207,6 +207,18 @@ def test_a_failed_kernel_leaves_the_one_that_serves(gpu: FakeGpu) -> None:
     calls.forget()
     call(LARGE)
     assert gpu.ran == [best(SMALL).name] * 5 and not gpu.behind and gpu.blocking == [best(SMALL)]
+
+
+def test_what_cutlass_refuses_takes_nobodys_place(gpu: FakeGpu) -> None:
+    """Then the caller waits for the kernel that dispatch wants, and does not see an error about another."""
+    gpu.disk.add(best(SMALL))
+    gpu.refused.add(best(SMALL))
+    call(LARGE)
+    assert gpu.blocking == [best(LARGE)] and gpu.ran == [best(LARGE).name]
+    gpu.refused.add(best(LARGE))
+    calls.forget()
+    with pytest.raises(ConfigError, match="cannot run m=4096"):
+        call(LARGE)
 
 
 def test_threads_wait_for_one_first_kernel(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
