@@ -6,6 +6,8 @@ CUTLASS kernel, written for the GPU, the types and the shape at hand.
 
 from cutlass_w8a8 import torch_ops as _torch_ops  # noqa: F401  (registers the operators)
 from cutlass_w8a8.config import KernelConfig
+from cutlass_w8a8.counters import Stats
+from cutlass_w8a8.counters import snapshot as stats
 from cutlass_w8a8.errors import (
     ArgumentError,
     CacheError,
@@ -20,14 +22,13 @@ from cutlass_w8a8.errors import (
 from cutlass_w8a8.evt.epilogues import EpilogueSpec
 from cutlass_w8a8.gates import cutlass_scaled_mm_supports_block_fp8, cutlass_scaled_mm_supports_fp8
 from cutlass_w8a8.ops import cutlass_scaled_mm, cutlass_scaled_mm_azp, scaled_mm, scaled_mm_azp
-from cutlass_w8a8.pipeline import Stats
-from cutlass_w8a8.pipeline import snapshot as stats
 from cutlass_w8a8.prepared import PreparedMM, prepare
 from cutlass_w8a8.quant_ops import quantize, quantize_per_token
 from cutlass_w8a8.settings import batch_invariant, use_arch
 from cutlass_w8a8.spec import KernelSpec, QuantSpec
 from cutlass_w8a8.support import Explanation, Support, explain, is_supported
 from cutlass_w8a8.version import VERSION as __version__
+from cutlass_w8a8.warm import WarmupReport, warmup
 
 __all__ = [
     "ArgumentError",
@@ -47,6 +48,7 @@ __all__ = [
     "ToolchainError",
     "UnsupportedError",
     "W8A8Error",
+    "WarmupReport",
     "__version__",
     "batch_invariant",
     "cutlass_scaled_mm",
@@ -62,4 +64,5 @@ __all__ = [
     "scaled_mm_azp",
     "stats",
     "use_arch",
+    "warmup",
 ]

@@ -3,44 +3,21 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
-import os
-from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
+from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
-from cutlass_w8a8 import dispatch, pipeline
-from cutlass_w8a8.errors import ArgumentError, W8A8Error
-from cutlass_w8a8.runtime.abi import Library
+from cutlass_w8a8 import dispatch
+from cutlass_w8a8.errors import ArgumentError
 from cutlass_w8a8.spec import KernelSpec, Spec, spec_from_json
+from cutlass_w8a8.worker import Outcome, Worker, default_jobs
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-# nvcc takes 3.5 GB for a Hopper kernel.
-GB_PER_JOB = 4
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What became of one kernel: its numbers, or the error."""
-
-    spec: Spec
-    compiled: bool = False
-    seconds: float = 0.0
-    registers: int = 0
-    spills: int = 0
-    smem: int = 0
-    size: int = 0
-    error: str = ""
-
-
-def default_jobs() -> int:
-    """As many compilations as cores and memory allow."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return max(1, min(len(os.sched_getaffinity(0)), memory // (GB_PER_JOB * 10**9)))
+__all__ = ["Outcome", "build_all", "checked", "count", "default_jobs", "outcomes", "read_plan", "report"]
 
 
 def read_plan(path: Path) -> list[Spec]:
@@ -81,48 +58,45 @@ def _entries(text: str) -> list[object]:
     return list(json.loads(text))
 
 
-def build(text: str) -> Outcome:
-    """Compile one kernel, given as JSON; runs in a worker process."""
-    spec = spec_from_json(text)
-    try:
-        entry = pipeline.build(spec, explicit=True)
-        info = Library(str(entry.library)).info
-    except (W8A8Error, OSError, ValueError) as error:
-        return Outcome(spec, error=str(error))
-    except KeyboardInterrupt:
-        # The compilers are stopped by now. Merely raising would have this worker take the next kernel.
-        os._exit(130)
-    resources = entry.manifest["resources"]
-    return Outcome(
-        spec,
-        compiled=entry.compiled,
-        seconds=entry.manifest["seconds"],
-        registers=resources["registers"],
-        spills=resources["spill_stores"] + resources["spill_loads"],
-        smem=info.smem_bytes,
-        size=entry.library.stat().st_size,
-    )
+def outcomes(specs: Sequence[Spec], jobs: int) -> Iterator[Outcome]:
+    """Compile ``specs`` into the cache, ``jobs`` at a time, each in another process; what became of each, as it ends.
+
+    Abandoned half way, by an exception or otherwise, it ends what is being compiled.
+    """
+    jobs = min(jobs, len(specs))
+    idle: SimpleQueue[Worker] = SimpleQueue()
+    workers = [Worker() for _ in range(jobs)]
+    for worker in workers:
+        idle.put(worker)
+
+    def build(spec: Spec) -> Outcome:
+        worker = idle.get()
+        try:
+            return worker.build(spec)
+        finally:
+            idle.put(worker)
+
+    with ThreadPoolExecutor(max_workers=jobs) as pool:
+        try:
+            for future in as_completed([pool.submit(build, spec) for spec in specs]):
+                yield future.result()
+        finally:
+            # In this order: a thread whose worker ends takes no other kernel.
+            pool.shutdown(wait=False, cancel_futures=True)
+            for worker in workers:
+                worker.close()
 
 
 def build_all(specs: Sequence[Spec], jobs: int, console: Console) -> list[Outcome]:
-    """Compile ``specs`` into the cache, ``jobs`` at a time, reporting each as it ends; outcomes come in their order."""
-    outcomes: dict[Spec, Outcome] = {}
+    """`outcomes`, each reported as it ends, in the order of ``specs``."""
+    found: dict[Spec, Outcome] = {}
     jobs = min(jobs, len(specs))
     console.print(f"compiling {count(specs)}, {jobs} at a time; each takes half a minute or more")
-    # Fresh processes, so that an interrupt reaches each and with it the compilers it started.
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(max_workers=jobs, mp_context=context) as pool:
-        futures = [pool.submit(build, spec.to_json()) for spec in specs]
-        try:
-            for future in as_completed(futures):
-                outcome = future.result()
-                outcomes[outcome.spec] = outcome
-                what = "FAILED" if outcome.error else f"{outcome.seconds:.0f} s" if outcome.compiled else "was there"
-                console.print(f"[{len(outcomes)}/{len(specs)}] {outcome.spec.name}: {what}", markup=False)
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-    return [outcomes[spec] for spec in specs]
+    for outcome in outcomes(specs, jobs):
+        found[outcome.spec] = outcome
+        what = "FAILED" if outcome.error else f"{outcome.seconds:.0f} s" if outcome.compiled else "was there"
+        console.print(f"[{len(found)}/{len(specs)}] {outcome.spec.name}: {what}", markup=False)
+    return [found[spec] for spec in specs]
 
 
 def count(kernels: Sequence[object]) -> str:

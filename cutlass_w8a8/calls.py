@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cutlass_w8a8 import pipeline
 from cutlass_w8a8.arch import Family
 from cutlass_w8a8.config import KernelConfig
-from cutlass_w8a8.errors import ArgumentError
+from cutlass_w8a8.errors import ArgumentError, ConfigError
 from cutlass_w8a8.evt.tree import Broadcast
+from cutlass_w8a8.memo import Memo
 from cutlass_w8a8.problem import Overlap
 from cutlass_w8a8.request import Request, check, misaligned, overlapping
 from cutlass_w8a8.runtime.abi import OVERLAPPING
 from cutlass_w8a8.runtime.device import arch_of, current_device, device, on_change, raw_stream
 from cutlass_w8a8.runtime.launch import Extents, PreparedCall
-from cutlass_w8a8.runtime.loader import LoadedKernel, load
-from cutlass_w8a8.spec import KernelSpec
-from cutlass_w8a8.support import choose
+from cutlass_w8a8.runtime.loader import NotLoadedError
+from cutlass_w8a8.support import alternatives, choose
+
+if TYPE_CHECKING:
+    from cutlass_w8a8.background import Compilation
 
 Tensor = torch.Tensor
-Key = TypeVar("Key")
-Value = TypeVar("Value")
 
 # Types whose data pointer is their data; any other tensor goes through the dispatcher.
 PLAIN = frozenset((Tensor, torch.nn.Parameter))
@@ -33,13 +33,8 @@ PLAIN = frozenset((Tensor, torch.nn.Parameter))
 # The epilogue's operands in the order calls hand them around.
 OPERANDS = ("scale_a", "scale_b", "azp", "azp_adj", "bias")
 
-# Calls by everything their validity depends on. Serving sees a bounded set of shapes; should it not, the oldest are
-# forgotten.
-MAX_KEPT = 16384
-_kept: dict[tuple[Any, ...], Resolved] = {}
-# Kernels in use, so that a new shape needs no look at the cache.
-_kernels: dict[tuple[KernelSpec, int], LoadedKernel] = {}
-_lock = threading.Lock()
+# Calls by everything their validity depends on.
+_kept: Memo[tuple[Any, ...], Resolved] = Memo()
 # One element: what lasts until the next `forget`.
 _generation: list[object] = [object()]
 
@@ -70,12 +65,14 @@ class Resolved:
         call: the kernel's launch; None where no kernel runs (CPU, empty).
         order: positions in OPERANDS of the kernel's operands, in its own order.
         wide: for each of these, whether the kernel reads it 16 bytes at a time.
+        awaits: the compilation of the kernel whose place this one's takes; None if it is the one to stay.
     """
 
     request: Request
     call: PreparedCall | None
     order: tuple[int, ...]
     wide: tuple[bool, ...] = ()
+    awaits: Compilation | None = None
 
     def launch(self, index: int, a: int, b: int, d: int, *operands: int) -> None:
         """Enqueue the kernel on the current stream of device ``index``, with these addresses.
@@ -100,24 +97,23 @@ class Resolved:
             raise overlapping() if refused == OVERLAPPING else misaligned((("a", a), ("b", b), ("out", d), *wide))
 
 
-def remember(memo: dict[Key, Value], key: Key, value: Value, most: int = MAX_KEPT) -> None:
-    """Put ``value`` into ``memo``, forgetting the oldest should there ever be more than ``most``."""
-    with _lock:
-        while len(memo) >= most:
-            memo.pop(next(iter(memo)))
-        memo[key] = value
+def keep(key: tuple[Any, ...], resolved: Resolved, memo: Memo[tuple[Any, ...], Resolved] = _kept) -> None:
+    """Have `find` give ``resolved`` for ``key``, until `forget`; or until the kernel that is to take over is there."""
+    if resolved.awaits is None:
+        memo.keep(key, resolved)
+    else:
+        resolved.awaits.keep(memo, key, resolved)
 
 
-def keep(key: tuple[Any, ...], resolved: Resolved) -> None:
-    """Have `find` give ``resolved`` for ``key``, until `forget`."""
-    remember(_kept, key, resolved)
+def superseded(key: tuple[Any, ...]) -> Resolved | None:
+    """What served ``key`` until a better kernel was there."""
+    return _kept.superseded.get(key)
 
 
 def forget() -> None:
     """Resolve all calls anew: a setting of the process has changed."""
-    with _lock:
-        _kept.clear()
-        _generation[0] = object()
+    _kept.forget()
+    _generation[0] = object()
 
 
 on_change.append(forget)
@@ -144,8 +140,12 @@ def resolve(
     bias: Tensor | None,
     out: Tensor | None,
     options: Options,
+    previous: Resolved | None = None,
 ) -> Resolved:
     """Check a call and prepare its launch: choose its kernel, compile it if need be, load it.
+
+    ``previous`` is what served the call until a better kernel was there; it still does while a graph is being captured,
+    when the better one cannot be loaded.
 
     Raises:
         W8A8Error: as `cutlass_w8a8.scaled_mm` says.
@@ -157,21 +157,27 @@ def resolve(
         raise ArgumentError(f"a is on {a.device}; kernels run on CUDA devices, the evaluator on the CPU")
     if not a.is_cuda or not (request.m and request.n and request.k):
         return Resolved(request, None, order)
+    # Here because cache and compilers take as long to import as the rest together, and most processes never need them.
+    from cutlass_w8a8 import acquire
+
     where = device(a.get_device())
-    chosen = choose(
-        request,
-        arch_of(where),
-        options.config,
-        sm_count=where.sm_count,
-        device=where.name,
-        overlap=options.overlap,
-        batch_invariant=options.batch_invariant,
-    )
-    kernel = _kernels.get((chosen.spec, where.index))
-    if kernel is None:
-        kernel = _kernels[chosen.spec, where.index] = load(pipeline.build(chosen.spec).library, where)
+    arch = arch_of(where)
+    facts: dict[str, Any] = {
+        "sm_count": where.sm_count,
+        "device": where.name,
+        "overlap": options.overlap,
+        "batch_invariant": options.batch_invariant,
+    }
+    chosen = choose(request, arch, options.config, **facts)
+    others = partial(alternatives, request, arch, **facts) if options.config is None else None
+    try:
+        served = acquire.gemm(chosen, where, others)
+    except NotLoadedError:
+        if previous is None:
+            raise
+        return previous
     # Row visitors of the 2.x family load vectors; those of the 3.x family load element by element.
-    vectors = chosen.spec.family is Family.MULTISTAGE
+    vectors = served.spec.family is Family.MULTISTAGE
     wide = tuple(vectors and operand.broadcast is Broadcast.ROW for operand in tree.loads)
     extent = {Broadcast.SCALAR: 1, Broadcast.ROW: request.n, Broadcast.COLUMN: request.m}
     extents = Extents(
@@ -187,7 +193,16 @@ def resolve(
         bytes_operands=tuple(extent[operand.broadcast] * operand.element.bytes for operand in tree.loads),
         wide=wide,
     )
-    return Resolved(request, PreparedCall(kernel, where, extents, chosen.config, options.overlap), order, wide)
+    try:
+        call = PreparedCall(served.kernel, where, extents, served.config, options.overlap)
+    except ConfigError:
+        if served.spec == chosen.spec:
+            raise
+        # CUTLASS refuses what no rule knows of: the caller has not asked for this one, and waits for the other.
+        return resolve(
+            a, b, scale_a, scale_b, out_dtype, azp_adj, azp, bias, out, replace(options, config=chosen.config), previous
+        )
+    return Resolved(request, call, order, wide, served.awaits)
 
 
 def addresses(order: Sequence[int], given: Sequence[Tensor | None]) -> tuple[int, ...]:

@@ -38,7 +38,8 @@ def scaled_mm(
     operation is a float32 product. For int8 ``acc`` is the exact int32 product, so the result does not depend on
     the configuration; for fp8 it is the tensor core's float32 accumulation over K.
     The first call of a kind compiles its kernel, which takes up to a minute; later ones, and later processes, find
-    it in the cache. CPU tensors are served by an evaluator of the same formula.
+    it in the cache. With ``CUTLASS_W8A8_JIT=background`` a kernel at hand serves meanwhile, if there is one that can;
+    `warmup` compiles and loads kernels beforehand. CPU tensors are served by an evaluator of the same formula.
 
     Args:
         a: [M, K] or [..., M, K], torch.float8_e4m3fn or torch.int8, contiguous along K; rows may be padded
@@ -50,8 +51,8 @@ def scaled_mm(
         out_dtype: torch.bfloat16, torch.float16 or torch.float32.
         bias: [N] of out_dtype, or None.
         out: result tensor [..., N] of out_dtype, rows padded to any multiple of 16 bytes; allocated if None.
-        config: a `KernelConfig` or its text form, instead of the heuristic's choice. On the CPU its form is checked,
-            and it has no effect.
+        config: a `KernelConfig` or its text form, instead of the heuristic's choice; its kernel is waited for under
+            any policy. On the CPU its form is checked, and it has no effect.
         overlap: how the kernel may overlap with the one before it on the stream (Hopper; elsewhere without effect).
             ``"none"``: it starts when that one has ended. ``"launch"``: it may start before, if that one lets it, and
             waits for its end before it touches memory. ``"weights"``: it also loads b before it waits; that is wrong if
@@ -71,7 +72,8 @@ def scaled_mm(
         UnsupportedError: no kernel serves this device or these types.
         ToolchainError: a kernel must be compiled and cannot be (`CompileError`: the compiler failed).
         CacheError: the cache cannot be written, or ``CUTLASS_W8A8_JIT=off`` and the kernel is not in it.
-        LaunchError: the driver refused to load or launch the kernel.
+        LaunchError: the driver refused to load or launch the kernel, or it is not loaded and a CUDA graph is being
+            captured.
     """
     if (
         is_compiling()
@@ -202,7 +204,8 @@ def _run(
         refuse_gradients(scale_a, scale_b, bias)
     if resolved is None:
         wanted = options(config, overlap, batch_invariant)
-        resolved = calls.resolve(a, b, scale_a, scale_b, out_dtype, azp_adj, azp, bias, out, wanted)
+        given = (a, b, scale_a, scale_b, out_dtype, azp_adj, azp, bias, out)
+        resolved = calls.resolve(*given, wanted, calls.superseded(key))
         if resolved.call is not None:
             calls.keep(key, resolved)
     if resolved.call is None:

@@ -12,11 +12,12 @@ import logging
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from cutlass_w8a8 import emit, forks
+from cutlass_w8a8 import counters, emit
 from cutlass_w8a8.cache.chain import Chain
 from cutlass_w8a8.cache.key import digest
 from cutlass_w8a8.cache.location import size_limit
@@ -36,21 +37,18 @@ from cutlass_w8a8.version import VERSION
 __all__ = [
     "JIT_VARIABLE",
     "Entry",
-    "Stats",
+    "Jit",
     "build",
     "find",
     "jit_enabled",
+    "jit_policy",
     "kernel_key",
     "key_fields",
-    "snapshot",
-    "stats",
 ]
 
 # Raise it when the meaning of a stored file changes: what the library exports, or what the manifest holds.
 SCHEMA = "1"
 JIT_VARIABLE = "CUTLASS_W8A8_JIT"
-_ON = ("", "on", "1", "true", "yes")
-_OFF = ("off", "0", "false", "no")
 # Who edits headers while kernels compile stops some time.
 _MOST_ATTEMPTS = 3
 # A compilation that takes as long as it may still has to be published.
@@ -60,44 +58,25 @@ _EVICTION_SECONDS = 1.0
 _log = logging.getLogger("cutlass_w8a8")
 
 
-@dataclass
-class Stats:
-    """What this process did with kernels on disk, counted.
+class Jit(str, Enum):
+    """What becomes of a call whose kernel is not in the cache.
 
     Attributes:
-        lookups: kernels looked for.
-        hits: those found.
-        pack_hits: those of them that were in packs.
-        compiles: compilations that succeeded.
-        compile_seconds: what these took, each by its own clock.
-        reused: misses served by an object that another key had brought in.
-        temporary: kernels that the cache could not take, kept until the process ends.
-        evictions: kernels removed from the cache to keep it within its size.
+        BLOCK: it waits while the kernel is compiled.
+        BACKGROUND: another kernel that can compute it serves meanwhile, if one is at hand; else it waits.
+        OFF: it is refused.
     """
 
-    lookups: int = 0
-    hits: int = 0
-    pack_hits: int = 0
-    compiles: int = 0
-    compile_seconds: float = 0.0
-    reused: int = 0
-    temporary: int = 0
-    evictions: int = 0
-
-    def add(self, **counts: float) -> None:
-        """Add to counters, of any thread."""
-        with forks.guard:
-            for name, count in counts.items():
-                setattr(self, name, getattr(self, name) + count)
+    BLOCK = "block"
+    BACKGROUND = "background"
+    OFF = "off"
 
 
-stats = Stats()
-
-
-def snapshot() -> Stats:
-    """What this process has done with kernels on disk so far: lookups, hits, compilations, evictions; a copy."""
-    with forks.guard:
-        return replace(stats)
+_JIT_VALUES = {
+    **dict.fromkeys(("", "block", "on", "1", "true", "yes"), Jit.BLOCK),
+    "background": Jit.BACKGROUND,
+    **dict.fromkeys(("off", "0", "false", "no"), Jit.OFF),
+}
 
 
 class _HeadersChangedError(Exception):
@@ -127,9 +106,14 @@ def kernel_key(spec: Spec) -> str:
     return digest(key_fields(spec))
 
 
-def find(spec: Spec) -> Entry | None:
-    """The cached kernel of ``spec``, or None. Never compiles, never writes."""
-    return _lookup(Chain(), kernel_key(spec), use=False)
+def find(spec: Spec, *, use: bool = False) -> Entry | None:
+    """The kernel of ``spec`` from a pack or the cache, or None. Never compiles.
+
+    Args:
+        spec: the kernel.
+        use: whether this process is about to use it, and it must stay in the cache; else nothing is written.
+    """
+    return _lookup(Chain(), kernel_key(spec), use=use)
 
 
 def build(spec: Spec, *, force: bool = False, explicit: bool = False) -> Entry:
@@ -190,30 +174,41 @@ def _build(spec: Spec, force: bool, explicit: bool) -> Entry:
                 if (found := chain.lookup(key, use=True)) is not None:
                     return found.entry
                 if (entry := chain.adopt(key, fields, object_digest)) is not None:
-                    stats.add(reused=1)
+                    counters.stats.add(reused=1)
                     return entry
                 if failed is not None and _identity(failed) not in (None, earlier):
                     _raise_failure(spec, failed, files)
             contents, manifest = _compile(chain, spec, object_digest, files, flags, fields["headers"], seconds)
-            stats.add(compiles=1, compile_seconds=manifest["seconds"])
+            counters.stats.add(compiles=1, compile_seconds=manifest["seconds"])
             entry = chain.publish(key, fields, object_digest, contents, manifest, force=force)
     finally:
-        stats.add(temporary=chain.temporary)
+        counters.stats.add(temporary=chain.temporary)
     if chain.own is not None:
-        stats.add(evictions=len(evict(chain.own, limit, _EVICTION_SECONDS)))
+        counters.stats.add(evictions=len(evict(chain.own, limit, _EVICTION_SECONDS)))
     return replace(entry, compiled=True)
+
+
+def jit_policy() -> Jit:
+    """What ``CUTLASS_W8A8_JIT`` asks for: ``block`` if it is not set.
+
+    Raises:
+        ArgumentError: the variable has a value without a meaning.
+    """
+    value = os.environ.get(JIT_VARIABLE, "")
+    policy = _JIT_VALUES.get(value.lower())
+    if policy is None:
+        accepted = ", ".join(text for text in _JIT_VALUES if text)
+        raise ArgumentError(f"{JIT_VARIABLE}={value} is no policy; accepted: {accepted}; unset, it is block")
+    return policy
 
 
 def jit_enabled() -> bool:
     """Whether a kernel that is not cached may be compiled on first use: not if ``CUTLASS_W8A8_JIT=off``.
 
     Raises:
-        ArgumentError: the variable has another value than on or off.
+        ArgumentError: as `jit_policy`.
     """
-    value = os.environ.get(JIT_VARIABLE, "")
-    if value.lower() not in _ON + _OFF:
-        raise ArgumentError(f"{JIT_VARIABLE}={value} is neither on nor off; accepted: {', '.join(_ON[1:] + _OFF)}")
-    return value.lower() in _ON
+    return jit_policy() is not Jit.OFF
 
 
 def _identity(directory: Path | None) -> tuple[int, int] | None:
@@ -246,7 +241,7 @@ def _raise_failure(spec: Spec, failed: Path, files: Mapping[str, str]) -> None:
 
 def _lookup(chain: Chain, key: str, *, use: bool) -> Entry | None:
     found = chain.lookup(key, use=use)
-    stats.add(lookups=1, hits=found is not None, pack_hits=found is not None and found.pack)
+    counters.stats.add(lookups=1, hits=found is not None, pack_hits=found is not None and found.pack)
     return found.entry if found is not None else None
 
 

@@ -12,6 +12,7 @@ from torch.compiler import is_compiling
 from cutlass_w8a8 import calls
 from cutlass_w8a8.calls import PLAIN, signature
 from cutlass_w8a8.errors import ArgumentError
+from cutlass_w8a8.memo import Memo
 from cutlass_w8a8.ops import evaluated, traced
 from cutlass_w8a8.problem import Overlap
 from cutlass_w8a8.request import check, check_kinds, refuse_gradients
@@ -107,9 +108,9 @@ class PreparedMM:
             # One row of any activations: what is wrong with the weights shows now.
             row = torch.empty((1, *b.shape[:1]), dtype=b.dtype, device=b.device)
             check(row, b, torch.empty((1, 1), device=b.device), scale_b, out_dtype, bias, azp_adj, None, None)
-        self._kept: dict[tuple[Any, ...], calls.Resolved] = {}
+        self._kept: Memo[tuple[Any, ...], calls.Resolved] = Memo(_MAX_KEPT)
         # Those of them that the shapes of contiguous tensors tell apart.
-        self._common: dict[tuple[torch.Size, torch.Size, torch.Size | None], _Common] = {}
+        self._common: Memo[tuple[torch.Size, torch.Size, torch.Size | None], _Common] = Memo(_MAX_KEPT)
         self._generation = calls.generation()
 
     def __call__(self, a: Tensor, scale_a: Tensor, azp: Tensor | None = None, *, out: Tensor | None = None) -> Tensor:
@@ -161,7 +162,12 @@ class PreparedMM:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copied and pickled by its operands and options; what it keeps of calls is worked out again."""
-        return PreparedMM, (self._b, self._scale_b, self._out_dtype, self._bias, self._azp_adj, *self._given)
+        return PreparedMM, self.given
+
+    @property
+    def given(self) -> tuple[Any, ...]:
+        """What it was made of, in the order of its constructor's arguments."""
+        return self._b, self._scale_b, self._out_dtype, self._bias, self._azp_adj, *self._given
 
     def __repr__(self) -> str:
         k, n = self._b.shape
@@ -217,8 +223,9 @@ class PreparedMM:
             self._bias,
             out,
             options(*self._given),
+            self._kept.superseded.get(key),
         )
-        calls.remember(self._kept, key, resolved, _MAX_KEPT)
+        calls.keep(key, resolved, self._kept)
         plain = a.is_contiguous() and scale_a.is_contiguous() and (out is None or out.is_contiguous())
         if resolved.call is not None and azp is None and plain and resolved.order[0] == 0:
             # Constant operands are kept by their addresses; scale_a comes first in every formula.
@@ -233,10 +240,13 @@ class PreparedMM:
                 self._generation,
             )
             shapes = a.shape, scale_a.shape, None if out is None else out.shape
-            calls.remember(self._common, shapes, common, _MAX_KEPT)
+            if resolved.awaits is None:
+                self._common.keep(shapes, common)
+            else:
+                resolved.awaits.keep(self._common, shapes, common)
         return resolved
 
     def _forget(self) -> None:
-        self._kept.clear()
-        self._common.clear()
+        self._kept.forget()
+        self._common.forget()
         self._generation = calls.generation()

@@ -4,28 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cutlass_w8a8 import pipeline
-from cutlass_w8a8.calls import remember, signature
-from cutlass_w8a8.dispatch import WholeLaunch, quant_launch, quant_symbols, whole_launch
+from cutlass_w8a8.calls import signature
 from cutlass_w8a8.errors import ArgumentError
+from cutlass_w8a8.memo import Memo
 from cutlass_w8a8.quant_eval import quantized
 from cutlass_w8a8.quant_request import Names, QuantRequest, check_quantize, check_quantize_kinds
 from cutlass_w8a8.request import ALIGNMENT, refuse_gradients
 from cutlass_w8a8.runtime.device import Device, arch_of, current_device, device, on_change, raw_stream
-from cutlass_w8a8.runtime.loader import LoadedKernel, load
+from cutlass_w8a8.runtime.loader import LoadedKernel
 from cutlass_w8a8.runtime.quantize import PreparedQuantize
 from cutlass_w8a8.spec import QuantSpec, Scheme
 
+if TYPE_CHECKING:
+    from cutlass_w8a8.dispatch import WholeLaunch
+
 Tensor = torch.Tensor
 
-# Prepared calls by everything their validity depends on; the oldest are forgotten should there ever be so many.
-_prepared: dict[tuple[Any, ...], _Prepared] = {}
-# Kernels in use, by entry point, so that a new shape needs no look at the cache.
-_kernels: dict[tuple[QuantSpec, int], dict[str, LoadedKernel]] = {}
+# Prepared calls by everything their validity depends on.
+_prepared: Memo[tuple[Any, ...], _Prepared] = Memo()
 # The first capability whose kernels wait for the one before them themselves.
 _OVERLAPPING = (9, 0)
 # Words of what is seen of a tensor by one row of threads: the magnitude, or the extremes.
@@ -106,7 +106,7 @@ def run(
         refuse_gradients(x, scale)
     if prepared is None:
         prepared = _prepare(x, dtype, Scheme(scheme), out, scale, azp, overlap, names)
-        remember(_prepared, key, prepared)
+        _prepared.keep(key, prepared)
     request, call = prepared.request, prepared.call
     q = torch.empty(x.shape, dtype=dtype, device=x.device) if out is None else out
     if scale is None:
@@ -195,13 +195,18 @@ def _prepare(
         raise ArgumentError(f"x is on {x.device}; kernels run on CUDA devices, and the CPU is served by torch")
     if not x.is_cuda or not m or (scheme.whole and not k):
         return _Prepared(request, None, None, 0, *rest)
+    # Here because cache, compilers and tables take as long to import as the rest, and many processes never need them.
+    from cutlass_w8a8.acquire import entry_points
+    from cutlass_w8a8.dispatch import quant_symbols
+
     where = device(x.get_device())
     arch = arch_of(where)
     # A fresh tensor starts on a boundary; what 16 bytes of x become is stored at once, too.
     aligned = x.data_ptr() % ALIGNMENT == 0 and (
         out is None or out.data_ptr() % (ALIGNMENT // request.source.bytes) == 0
     )
-    kernels = _loaded(QuantSpec(arch, request.source, request.target, scheme), where)
+    spec = QuantSpec(arch, request.source, request.target, scheme)
+    kernels = entry_points(spec, where, quant_symbols(scheme))
     # Older kernels do not wait: launched so, they would read what is still being written.
     early = overlap == "launch" and arch.capability >= _OVERLAPPING
     scan, call, words = launches(request, aligned, kernels, where, early)
@@ -224,6 +229,8 @@ def launches(
         The launch that looks for a tensor's scale, None where there is none; the launch that quantises; and how many
         int32 the first leaves for the second.
     """
+    from cutlass_w8a8.dispatch import WholeLaunch, quant_launch, whole_launch
+
     m, k, scheme = request.m, request.k, request.scheme
     scan: WholeLaunch | None = None
     if scheme.whole:
@@ -258,19 +265,9 @@ def launches(
     return prepared(scan) if scan else None, prepared(quantise), partials * _SEEN_WORDS.get(scheme, 0)
 
 
-def _loaded(spec: QuantSpec, where: Device) -> dict[str, LoadedKernel]:
-    """All entry points of a kernel: another shape's must not have to be loaded while a graph is captured."""
-    found = _kernels.get((spec, where.index))
-    if found is None:
-        library = pipeline.build(spec).library
-        symbols = quant_symbols(spec.scheme)
-        found = _kernels[spec, where.index] = {symbol: load(library, where, symbol) for symbol in symbols}
-    return found
-
-
 def _shared(name: str, other: str) -> ArgumentError:
     return ArgumentError(f"{name} shares memory with {other}, which it would overwrite; pass another tensor as {name}")
 
 
 # Another arch's kernels are other kernels.
-on_change.append(_prepared.clear)
+on_change.append(_prepared.forget)

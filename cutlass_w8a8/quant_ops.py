@@ -146,7 +146,8 @@ def quantize_per_token(
         UnsupportedError: no kernel serves this device.
         ToolchainError: a kernel must be compiled and cannot be (`CompileError`: the compiler failed).
         CacheError: the cache cannot be written, or ``CUTLASS_W8A8_JIT=off`` and the kernel is not in it.
-        LaunchError: the driver refused to load or launch the kernel.
+        LaunchError: the driver refused to load or launch the kernel, or it is not loaded and a CUDA graph is being
+            captured.
     """
     if is_compiling() or type(x) not in PLAIN or x.is_meta:
         return _traced(x, dtype, Scheme.TOKEN, out, scale, None, overlap, GIVEN)[:2]

@@ -66,14 +66,19 @@ def use_arch(name: str, device: int | torch.device | str | None = None) -> Itera
         ArgumentError: ``device`` is none of these, or not a CUDA device of this machine.
         UnsupportedError: there is no such architecture. Calls raise it if the device cannot run its kernels.
     """
-    end = force_arch(_device_index(device), arch_named(name))
+    end = force_arch(device_index(device), arch_named(name))
     try:
         yield
     finally:
         end()
 
 
-def _device_index(device: int | torch.device | str | None) -> int | None:
+def device_index(device: int | torch.device | str | None) -> int | None:
+    """The index of a CUDA device of this machine, or None for None.
+
+    Raises:
+        ArgumentError: ``device`` is something else.
+    """
     if device is None:
         return None
     try:

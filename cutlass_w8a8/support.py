@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
 
 from cutlass_w8a8.arch import Arch, Capability, match, spell
 from cutlass_w8a8.config import KernelConfig
-from cutlass_w8a8.dispatch import in_grid, select, validate
 from cutlass_w8a8.dtypes import OPERAND_DTYPES, OUTPUT_DTYPES
 from cutlass_w8a8.errors import ArgumentError, ConfigError, UnsupportedError
 from cutlass_w8a8.evt.epilogues import Azp, EpilogueSpec
@@ -208,38 +208,48 @@ def choose(
         TableError: a table that ``CUTLASS_W8A8_TABLES`` names cannot be used.
         UnsupportedError: no kernel serves it.
     """
-    problem = Problem(
-        arch,
-        request.m,
-        request.n,
-        request.k,
-        request.operand,
-        request.out,
-        request.epilogue,
-        sm_count,
-        device,
-        overlap,
-        batch_invariant,
-    )
+    # Here because the tables take as long to import as all that a process needs which makes no call.
+    from cutlass_w8a8.dispatch import refusal, select, validate
+
+    problem = _problem(request, arch, sm_count, device, overlap, batch_invariant)
     chosen = config or select(problem)
     spec = KernelSpec(arch, request.operand, request.out, request.epilogue, chosen)
     validate(spec, chosen)
-    if request.k % chosen.k_multiple:
-        raise ConfigError(
-            f"config {chosen.name!r} divides K among {chosen.slices} blocks, so K must be a multiple of "
-            f"{chosen.k_multiple}; it is {request.k}"
-        )
-    if not in_grid(chosen, request.m, request.n):
-        raise ConfigError(
-            f"config {chosen.name!r} needs more blocks than a launch has for {request.m}x{request.n}; use a persistent "
-            "schedule (pingpong or cooperative)"
-        )
-    if problem.needs_whole_k and chosen.divides_k:
-        raise ConfigError(
-            f"config {chosen.name!r} divides K among blocks, which changes the bits of fp8 sums; with batch_invariant "
-            "pass another, or none"
-        )
+    if reason := refusal(problem, chosen):
+        raise ConfigError(f"config {chosen.name!r} {reason}")
     return Explanation(spec, chosen)
+
+
+def alternatives(
+    request: Request,
+    arch: Arch,
+    *,
+    sm_count: int | None = None,
+    device: str | None = None,
+    overlap: Overlap = Overlap.NONE,
+    batch_invariant: bool = False,
+) -> Iterator[Explanation]:
+    """All kernels that dispatch may have serve a checked request, best first, beginning with what `choose` gives.
+
+    Args:
+        request, arch, sm_count, device, overlap, batch_invariant: as in `choose`.
+
+    Raises:
+        TableError, UnsupportedError: as `choose`.
+    """
+    from cutlass_w8a8.dispatch import ranked
+
+    problem = _problem(request, arch, sm_count, device, overlap, batch_invariant)
+    for config in ranked(problem):
+        yield Explanation(KernelSpec(arch, request.operand, request.out, request.epilogue, config), config)
+
+
+def _problem(
+    request: Request, arch: Arch, sm_count: int | None, device: str | None, overlap: Overlap, batch_invariant: bool
+) -> Problem:
+    extents = request.m, request.n, request.k
+    types = request.operand, request.out, request.epilogue
+    return Problem(arch, *extents, *types, sm_count, device, overlap, batch_invariant)
 
 
 def parse_config(config: Config) -> KernelConfig | None:

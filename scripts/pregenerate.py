@@ -4,10 +4,11 @@
     python scripts/pregenerate.py --arch sm90 --a-dtype e4m3 --out-dtype bf16 --epilogue all --out kernels/
     python scripts/pregenerate.py --arch sm90 --quantize bf16 --out kernels/
     python scripts/pregenerate.py --plan kernels.json --out kernels/ --jobs 4
+    python scripts/pregenerate.py --arch sm90 --a-dtype e4m3 --epilogue scaled_token_channel --wheel dist/
 
-Copy the directory to the machine with the GPU and set CUTLASS_W8A8_CACHE_DIR to its place there: every kernel in it is
-then served without a compiler. Options that name kernels may be repeated; the set is their product. ``all`` stands
-for every possible value. Kernels that are in the directory already are not compiled again.
+Copy the directory to the machine with the GPU and set CUTLASS_W8A8_CACHE_DIR to its place there, or install the wheel
+there: every kernel in it is then served without a compiler. Options that name kernels may be repeated; the set is their
+product. ``all`` stands for every possible value. Kernels that are in the directory already are not compiled again.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from cutlass_w8a8 import dispatch, emit
 from cutlass_w8a8.arch import ARCHS, Arch, arch_named
 from cutlass_w8a8.batch import build_all, checked, count, default_jobs, read_plan, report
 from cutlass_w8a8.cache.files import write_synced
-from cutlass_w8a8.cache.location import LIMIT_VARIABLE, PACKS_VARIABLE, ROOT_VARIABLE
+from cutlass_w8a8.cache.location import LIMIT_VARIABLE, PACKS_VARIABLE, ROOT_VARIABLE, cache_root
 from cutlass_w8a8.cli import silence_output
 from cutlass_w8a8.cli.options import operand_name
 from cutlass_w8a8.config import KernelConfig
@@ -43,6 +44,7 @@ from cutlass_w8a8.errors import UnsupportedError, W8A8Error
 from cutlass_w8a8.evt.epilogues import FORMULAS, EpilogueSpec, ScaleA, ScaleB
 from cutlass_w8a8.spec import KernelSpec, QuantSpec, Scheme, Spec
 from cutlass_w8a8.toolchain.progress import QUIET_VARIABLE
+from scripts import pack_wheel
 
 ALL = "all"
 
@@ -82,12 +84,22 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--plan", type=Path, metavar="FILE", help="kernels as --print-plan and tune plan write, instead of the above"
     )
     parser.add_argument("--print-plan", action="store_true", help="print the set as such a list, and do nothing else")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="the cache directory to fill")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="the cache directory to fill; with --wheel: the cache's"
+    )
+    parser.add_argument("--wheel", type=Path, metavar="DIR", help="put them into a wheel in this folder")
+    parser.add_argument(
+        "--name", metavar="NAME", help="with --wheel: what tells it from others; default: architectures and types"
+    )
     parser.add_argument("--sources-only", action="store_true", help="write DIR/sources/NAME.cu; compile nothing")
     parser.add_argument("--jobs", type=int, metavar="N", help="kernels at a time; default: by cores and memory")
     options = parser.parse_args(arguments)
-    if options.out is None and not options.print_plan:
-        parser.error("--out DIR is needed, unless --print-plan is given")
+    if options.out is None and options.wheel is None and not options.print_plan:
+        parser.error("--out DIR or --wheel DIR is needed, unless --print-plan is given")
+    if options.wheel and options.sources_only:
+        parser.error("--wheel is for compiled kernels; leave out --sources-only")
+    if options.name and not options.wheel:
+        parser.error("--name is a wheel's; add --wheel DIR")
     if options.jobs is not None and options.jobs < 1:
         parser.error(f"--jobs {options.jobs}: must be at least 1")
     of_gemms = options.out_dtype or options.epilogue or options.config
@@ -203,7 +215,9 @@ def run(arguments: Sequence[str] | None) -> int:
         if options.print_plan:
             print(json.dumps([spec.to_json() for spec in specs], indent=1))
             return 0
-        folder = options.out.absolute()
+        name = pack_wheel.check_name(options.name or pack_wheel.default_name(specs))
+        # Without a directory of its own a wheel is filled from the ordinary cache.
+        folder = options.out.absolute() if options.out else cache_root()
         if options.sources_only:
             write_sources(specs, folder / "sources")
             print(f"sources of {count(specs)} in {folder / 'sources'}")
@@ -224,9 +238,17 @@ def run(arguments: Sequence[str] | None) -> int:
     compiled = sum(outcome.compiled for outcome in outcomes)
     print(f"{count(outcomes)} in {folder}: {compiled} compiled, {len(outcomes) - compiled - failed} were there, "
           f"{failed} failed")  # fmt: skip
-    if not failed:
+    if failed:
+        return 1
+    if options.wheel:
+        try:
+            print(f"On the GPU machine: pip install {pack_wheel.write_wheel(specs, options.wheel, name)}")
+        except (W8A8Error, OSError) as error:
+            print(f"pregenerate: the wheel cannot be written to {options.wheel}: {error}", file=sys.stderr)
+            return 1
+    if options.out:
         print(f"On the GPU machine: {ROOT_VARIABLE}=<its copy of {folder}>")
-    return 1 if failed else 0
+    return 0
 
 
 if __name__ == "__main__":

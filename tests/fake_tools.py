@@ -33,6 +33,14 @@ case "$*" in
 esac
 """
 
+# What a kernel's library exports, in C.
+LIBRARY = """
+struct { int abi_version, smem_bytes, threads, params_bytes, operands; } w8a8_info = {2, 4096, 256, 0, 0};
+char w8a8_image[8], w8a8_image_end;
+int w8a8_launch(void* call) { return 0; }
+long w8a8_workspace(void* call) { return 0; }
+"""
+
 
 @dataclass
 class FakeTools:

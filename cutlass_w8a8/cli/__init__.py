@@ -15,7 +15,7 @@ from pathlib import Path
 
 from cutlass_w8a8.cli import cache, commands
 from cutlass_w8a8.cli import tune as tuner
-from cutlass_w8a8.cli.bench import DESCRIPTION, add_bench_options, bench
+from cutlass_w8a8.cli.bench import DESCRIPTION, add_bench_options, bench, weight_shapes
 from cutlass_w8a8.cli.doctor import doctor
 from cutlass_w8a8.cli.options import add_kernel_options, positive
 from cutlass_w8a8.errors import W8A8Error
@@ -41,11 +41,25 @@ def _parser() -> argparse.ArgumentParser:
 
     build = verbs.add_parser("build", help="compile a kernel into the cache; needs no GPU")
     add_kernel_options(build)
+    several = build.add_argument_group("several kernels")
+    several.add_argument(
+        "--weights",
+        type=weight_shapes,
+        metavar="NxK,...",
+        help="compile what dispatch chooses for these weights and each --m M,...; with --quantize, what quantises too",
+    )
+    several.add_argument("--device", metavar="NAME", help="with --weights: the GPU, such as 'NVIDIA H200'")
+    several.add_argument("--sm-count", type=positive, metavar="N", help="with --weights: its multiprocessors")
     build.add_argument("--force", action="store_true", help="compile even if the kernel is cached")
-    build.add_argument(
+    several.add_argument(
+        "--print-plan",
+        action="store_true",
+        help="with --weights: only list the kernels, as --plan takes them",
+    )
+    several.add_argument(
         "--plan", type=Path, metavar="FILE", help="compile the kernels listed there instead, as tune plan writes them"
     )
-    build.add_argument("--jobs", type=positive, metavar="N", help="with --plan: kernels at a time; default: what fits")
+    several.add_argument("--jobs", type=positive, metavar="N", help="kernels at a time; default: what fits")
     build.set_defaults(run=commands.build)
 
     keeping = verbs.add_parser("cache", help="list, verify, prune or clear the cache", description=cache.DESCRIPTION)

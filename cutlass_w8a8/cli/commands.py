@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from cutlass_w8a8 import batch, emit, pipeline
 from cutlass_w8a8.arch import ARCHS, Capability, spell
 from cutlass_w8a8.arch import match as match_capability
 from cutlass_w8a8.cli.cache import compiler
-from cutlass_w8a8.cli.options import kernel
+from cutlass_w8a8.cli.options import kernel, refuse, weights_kernels
 from cutlass_w8a8.dispatch import configs_of
 from cutlass_w8a8.dtypes import OPERAND_DTYPES
 from cutlass_w8a8.errors import ArgumentError, CacheError, UnsupportedError
 from cutlass_w8a8.evt import draw
 from cutlass_w8a8.runtime.abi import Library
-from cutlass_w8a8.spec import QuantSpec
+from cutlass_w8a8.spec import QuantSpec, Spec
 from cutlass_w8a8.toolchain.progress import QUIET_VARIABLE
 
 
@@ -45,7 +47,14 @@ def show(options: argparse.Namespace) -> int:
 
 
 def build(options: argparse.Namespace) -> int:
-    """Compile a kernel into the cache, and print where it is and what it uses; or all kernels of a plan."""
+    """Compile a kernel into the cache, and print where it is and what it uses; or all of a plan or of some weights."""
+    if options.weights is not None:
+        specs = weights_kernels(options)
+        if options.print_plan:
+            print(json.dumps([spec.to_json() for spec in specs], indent=1))
+            return 0
+        return compile_all(specs, options.jobs)
+    refuse(options, "these belong to --weights", ("device", "sm_count", "print_plan"))
     if options.plan is not None:
         return compile_plan(options.plan, options.jobs)
     spec = kernel(options)
@@ -82,9 +91,18 @@ def compile_plan(plan: Path, jobs: int | None) -> int:
     Raises:
         ArgumentError: the plan cannot be read, or lists no kernels or impossible ones.
     """
+    return compile_all(batch.read_plan(plan), jobs)
+
+
+def compile_all(specs: Sequence[Spec], jobs: int | None) -> int:
+    """Compile ``specs``, ``jobs`` at a time (None: as many as cores and memory allow), and print a report.
+
+    Raises:
+        ArgumentError: there are none, or one is impossible.
+    """
     from rich.console import Console
 
-    specs = batch.checked(batch.read_plan(plan))
+    specs = batch.checked(specs)
     os.environ.setdefault(QUIET_VARIABLE, "1")
     # A pipe has no width: lines as long as they need to be rather than folded names.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 250)

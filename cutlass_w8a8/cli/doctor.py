@@ -4,44 +4,21 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
+import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from enum import Enum
+from dataclasses import replace
 from pathlib import Path
 
 from cutlass_w8a8.arch import ARCHS, Match, match
 from cutlass_w8a8.cache.location import ROOT_VARIABLE, cache_root
+from cutlass_w8a8.cli import about
+from cutlass_w8a8.cli.finding import Finding, Verdict
 from cutlass_w8a8.errors import W8A8Error
-from cutlass_w8a8.pipeline import JIT_VARIABLE, jit_enabled
+from cutlass_w8a8.pipeline import JIT_VARIABLE, Jit, jit_enabled, jit_policy
 from cutlass_w8a8.runtime.device import ARCH_VARIABLE, arch_from_environment, arch_of, device
 from cutlass_w8a8.toolchain.discover import find_cxx, find_nvcc, require
 from cutlass_w8a8.toolchain.headers import PINNED_HEADERS_DIGEST, PINNED_PACKAGE, require_headers
-
-
-class Verdict(str, Enum):
-    """Whether what was found suffices. A note does not make the command fail."""
-
-    GOOD = "ok"
-    NOTE = "note"
-    BAD = "bad"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One line of the report.
-
-    Attributes:
-        what: the thing looked for.
-        found: what there is.
-        verdict: whether that suffices.
-        remedy: what to do or to know, where it does not.
-    """
-
-    what: str
-    found: str
-    verdict: Verdict = Verdict.GOOD
-    remedy: str = ""
+from cutlass_w8a8.worker import default_jobs
 
 
 def doctor(_: argparse.Namespace) -> int:
@@ -86,10 +63,6 @@ def _compiles() -> bool:
         return jit_enabled()
     except W8A8Error:  # the variable makes no sense, which is a finding of its own
         return True
-
-
-def _python() -> Iterator[Finding]:
-    yield Finding("python", f"{sys.version.split()[0]}, {sys.executable}")
 
 
 def _nvcc() -> Iterator[Finding]:
@@ -193,7 +166,7 @@ def _driver() -> Finding:
     if result != driver.CUresult.CUDA_SUCCESS:
         return Finding("driver", "no answer", Verdict.BAD, f"cuDriverGetVersion says {result}; reinstall the driver")
     major, minor = number // 1000, number % 1000 // 10
-    found = f"for CUDA {major}.{minor} and older"
+    found = f"{about.driver_version()}for CUDA {major}.{minor} and older"
     try:
         toolkit_major = find_nvcc().version[0]
     except W8A8Error:
@@ -219,23 +192,26 @@ def _cache() -> Iterator[Finding]:
             "cache", str(root), Verdict.BAD, f"{existing} is not a writable directory; set {ROOT_VARIABLE} to one"
         )
     else:
-        yield Finding("cache", f"{root}, writable")
+        yield Finding("cache", f"{root}, writable, {shutil.disk_usage(existing).free / 1e9:.1f} GB free")
 
 
 def _jit() -> Iterator[Finding]:
-    if jit_enabled():
-        yield Finding("first-use compile", "on")
+    policy = jit_policy()
+    found = f"{policy.value} ({JIT_VARIABLE})" if os.environ.get(JIT_VARIABLE) else policy.value
+    if policy is Jit.OFF:
+        remedy = "a kernel that is not in the cache is an error; cutlass-w8a8 build still compiles"
+        yield Finding("first-use compile", found, Verdict.NOTE, remedy)
+    elif policy is Jit.BACKGROUND:
+        yield Finding("first-use compile", f"{found}, {default_jobs()} at a time")
     else:
-        yield Finding(
-            "first-use compile",
-            f"off ({JIT_VARIABLE})",
-            Verdict.NOTE,
-            "a kernel that is not in the cache is an error; cutlass-w8a8 build still compiles",
-        )
+        yield Finding("first-use compile", found)
 
 
 _CHECKS: tuple[tuple[str, Callable[[], Iterator[Finding]]], ...] = (
-    ("python", _python),
+    ("cutlass_w8a8", about.package),
+    ("python", about.python),
+    ("system", about.system),
+    ("packages", about.packages),
     ("nvcc", _nvcc),
     ("C++ compiler", _host_compiler),
     ("CUTLASS headers", _headers),
@@ -243,7 +219,10 @@ _CHECKS: tuple[tuple[str, Callable[[], Iterator[Finding]]], ...] = (
     ("torch", _torch),
     ("architecture", _architecture),
     ("GPU", _gpus),
+    ("tuned tables", about.tuned_tables),
     ("cache", _cache),
+    ("packs", about.packs),
     ("first-use compile", _jit),
+    ("variables", about.variables),
 )
 _COMPILATION = (_nvcc, _host_compiler, _headers)

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from cutlass_w8a8.arch import ARCHS
+from cutlass_w8a8.calls import Options
 from cutlass_w8a8.config import CONFIG_FIELDS, KernelConfig, Schedule, Scheduler
 from cutlass_w8a8.dispatch import schedules, select, validate
 from cutlass_w8a8.dtypes import OPERAND_DTYPES, OUTPUT_DTYPES, DType
 from cutlass_w8a8.errors import ArgumentError, W8A8Error
 from cutlass_w8a8.evt.epilogues import FORMULAS, Azp, EpilogueSpec, ScaleA, ScaleB
+from cutlass_w8a8.evt.evaluate import TORCH_DTYPES
 from cutlass_w8a8.problem import Problem
 from cutlass_w8a8.request import K_MULTIPLE, MAX_K_INT8, MAX_K_INT8_AZP, N_MULTIPLE
-from cutlass_w8a8.spec import KernelSpec, QuantSpec, Scheme
+from cutlass_w8a8.spec import KernelSpec, QuantSpec, Scheme, Spec
+from cutlass_w8a8.wanted import Target, Weight, plan
 
 T = TypeVar("T")
 
@@ -71,7 +74,7 @@ def add_kernel_options(parser: argparse.ArgumentParser) -> None:
         "swap --swap-ab, streamk --scheduler streamk, accurate --no-fast-accum, slices2 --slices 2; split<n>, "
         "swizzle<n>, along_m and along_n are chosen at launch and change nothing here.",
     )
-    how.add_argument("--m", type=_reader(_extent), metavar="M", help="rows of A and D")
+    how.add_argument("--m", type=_reader(_several), metavar="M", help="rows of A and D")
     how.add_argument("--n", type=_reader(_extent), metavar="N", help=f"columns of B and D, a multiple of {N_MULTIPLE}")
     how.add_argument("--k", type=_reader(_extent), metavar="K", help=f"extent summed over, a multiple of {K_MULTIPLE}")
     base = how.add_mutually_exclusive_group()
@@ -110,8 +113,7 @@ def kernel(options: argparse.Namespace) -> KernelSpec | QuantSpec:
         if options.a_dtype is None and operand not in scheme.targets:
             operand = scheme.targets[0]
         return _quantization(options, QuantSpec(arch, DType(options.quantize), operand, scheme))
-    if options.scheme is not None:
-        raise ArgumentError(f"--scheme {options.scheme} is for kernels that quantise; add --quantize, or leave it out")
+    _refuse_scheme(options)
     out = DType(options.out_dtype) if options.out_dtype else DEFAULT_OUT
     epilogue = _chosen_epilogue(options)
     m, n, k = _shape(options)
@@ -128,12 +130,52 @@ def kernel(options: argparse.Namespace) -> KernelSpec | QuantSpec:
     return spec
 
 
+def weights_kernels(options: argparse.Namespace) -> list[Spec]:
+    """The kernels that dispatch chooses for the weights that ``options`` name, each once.
+
+    Raises:
+        W8A8Error: the options contradict each other, or no kernel serves.
+    """
+    refuse(options, "--weights leaves configurations to dispatch", ("n", "k", "config", "plan", *CONFIG_FIELDS))
+    if not options.m:
+        raise ArgumentError("--weights needs --m: the rows of activations to expect, such as --m 1,16,256")
+    _refuse_scheme(options)
+    arch = ARCHS[options.arch]
+    operand = DType(options.a_dtype) if options.a_dtype else arch.operands[0]
+    out = TORCH_DTYPES[DType(options.out_dtype) if options.out_dtype else DEFAULT_OUT]
+    epilogue = _chosen_epilogue(options)
+    return plan(
+        options.weights,
+        options.m,
+        Target(arch, options.sm_count, options.device),
+        lambda n, k: Weight.of_shape(n, k, TORCH_DTYPES[operand], out, epilogue, Options()),
+        scale_a=epilogue.scale_a,
+        azp=Azp.TOKEN if epilogue.formula.startswith("azp-token") else Azp.TENSOR,
+        quantize=TORCH_DTYPES[DType(options.quantize)] if options.quantize else None,
+        schemes=[Scheme(options.scheme)] if options.scheme else None,
+    )
+
+
+def refuse(options: argparse.Namespace, why: str, names: Iterable[str]) -> None:
+    """Refuse those of the options called ``names`` that are given.
+
+    Raises:
+        ArgumentError: ``why``, and which to leave out.
+    """
+    given = [name for name in dict.fromkeys(names) if getattr(options, name, None) not in (None, False)]
+    if given:
+        listed = ", ".join("--" + name.replace("_", "-") for name in given)
+        raise ArgumentError(f"{why}; leave out {listed}")
+
+
+def _refuse_scheme(options: argparse.Namespace) -> None:
+    if options.scheme is not None and options.quantize is None:
+        raise ArgumentError(f"--scheme {options.scheme} is for kernels that quantise; add --quantize, or leave it out")
+
+
 def _quantization(options: argparse.Namespace, spec: QuantSpec) -> QuantSpec:
     of_gemms = ("out_dtype", "scale_a", "scale_b", "azp", "bias", "epilogue", "m", "n", "k", "config", *CONFIG_FIELDS)
-    given = [name for name in dict.fromkeys(of_gemms) if getattr(options, name, None) is not None]
-    if given:
-        names = ", ".join("--" + name.replace("_", "-") for name in given)
-        raise ArgumentError(f"--quantize names a kernel that has no epilogue and no configuration; leave out {names}")
+    refuse(options, "--quantize names a kernel that has no epilogue and no configuration", of_gemms)
     return spec
 
 
@@ -156,7 +198,9 @@ def _shape(options: argparse.Namespace) -> tuple[int, int, int]:
                 f"--{name} {value}: {name.upper()} must be a multiple of {multiple}; pad the operands with zeros to "
                 f"{-(-value // multiple) * multiple}"
             )
-    return options.m or DEFAULT_EXTENT, options.n or DEFAULT_EXTENT, options.k or DEFAULT_EXTENT
+    if options.m and len(options.m) > 1:
+        raise ArgumentError(f"--m names {len(options.m)} numbers of rows; only build --weights takes several")
+    return (options.m or [DEFAULT_EXTENT])[0], options.n or DEFAULT_EXTENT, options.k or DEFAULT_EXTENT
 
 
 def _chosen_config(options: argparse.Namespace, problem: Problem) -> KernelConfig:
@@ -188,6 +232,10 @@ def _extent(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise ArgumentError(f"{text!r} is not a positive number")
     return int(text)
+
+
+def _several(text: str) -> list[int]:
+    return [_extent(part) for part in text.split(",")]
 
 
 def _extents(count: int) -> Callable[[str], tuple[int, ...]]:

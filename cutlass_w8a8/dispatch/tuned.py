@@ -92,19 +92,39 @@ def modelled(
     multiprocessors that have nothing to do: not where there are none. Tile orders were measured where they may matter
     only, too seldom for a cost: of a kernel's rows that without one stands for all.
     """
-    fitting = [
-        row
-        for row in usable.values()
-        if row.fits(m, n, k)
-        and (row.config.slices == 1 or blocks(row.config, m, n) <= resident(row.config.slices, sm_count or Cost.SMS))
-        and (row.config == row.config.compiled or row.config.compiled not in usable)
-    ]
+    fitting = [row for row in usable.values() if _meant(row, usable, m, n, k, sm_count)]
+    return min(fitting, key=_expected(m, n, k, sm_count, prior), default=None)
 
+
+def ranked(problem: Problem) -> list[KernelConfig]:
+    """The configurations of the device's table for ``problem``'s types, best first, those meant for other extents last.
+
+    Raises:
+        TableError: a table that ``CUTLASS_W8A8_TABLES`` names cannot be used.
+    """
+    sections = _sections(problem)
+    if not sections:
+        return []
+    usable = _usable(sections[0], problem.arch, problem.operand, problem.out, problem.epilogue, problem.needs_whole_k)
+    extents = problem.m, problem.n, problem.k
+    time = _expected(*extents, problem.sm_count, prior_of(problem.arch, problem.operand, problem.sm_count))
+    ordered = sorted(usable.values(), key=lambda row: (not _meant(row, usable, *extents, problem.sm_count), time(row)))
+    return [row.config for row in ordered]
+
+
+def _meant(row: Row, usable: Mapping[KernelConfig, Row], m: int, n: int, k: int, sm_count: int | None) -> bool:
+    """Whether the cost of a row says something about a problem; of ``usable`` rows that do not, others serve."""
+    config = row.config
+    at_once = config.slices == 1 or blocks(config, m, n) <= resident(config.slices, sm_count or Cost.SMS)
+    return row.fits(m, n, k) and at_once and (config == config.compiled or config.compiled not in usable)
+
+
+def _expected(m: int, n: int, k: int, sm_count: int | None, prior: Prior | None) -> Callable[[Row], float]:
     def expected(row: Row) -> float:
         weight = 1.0 if prior is None else prior(row.config, m, n, k) ** PRIOR_WEIGHT
         return row.time(m, n, k, sm_count) * weight
 
-    return min(fitting, key=expected, default=None)
+    return expected
 
 
 def tables() -> tuple[Table, ...]:

@@ -8,8 +8,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
 from cutlass_w8a8.arch import Family
 from cutlass_w8a8.emit import quantize
 from cutlass_w8a8.spec import KernelSpec, QuantSpec, Spec
@@ -42,6 +40,9 @@ def render(spec: Spec) -> dict[str, str]:
         UnsupportedError: the epilogue does not suit the operand type.
         ToolchainError: nvidia-cutlass is not installed.
     """
+    # Here because most processes find their kernels compiled.
+    import jinja2
+
     template, context = _filled(spec)
     environment = jinja2.Environment(
         loader=jinja2.DictLoader(templates()),

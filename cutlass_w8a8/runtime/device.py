@@ -50,6 +50,14 @@ def device(index: int) -> Device:
     return Device(index, (properties.major, properties.minor), properties.multi_processor_count, properties.name)
 
 
+def capturing(index: int) -> bool:
+    """Whether the current stream of device ``index`` is being captured into a CUDA graph."""
+    if current_device is None or current_device() == index:
+        return torch.cuda.is_current_stream_capturing()
+    with torch.cuda.device(index):
+        return torch.cuda.is_current_stream_capturing()
+
+
 @cache
 def arch_of(where: Device) -> Arch:
     """The arch whose kernels serve a device: the one forced last, else the one made for it. Warns once if none is.

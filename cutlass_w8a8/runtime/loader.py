@@ -11,7 +11,7 @@ import torch
 
 from cutlass_w8a8.errors import LaunchError
 from cutlass_w8a8.runtime.abi import Library
-from cutlass_w8a8.runtime.device import Device
+from cutlass_w8a8.runtime.device import Device, capturing
 
 KERNEL_SYMBOL = "w8a8_kernel"
 
@@ -51,22 +51,35 @@ def check(result: tuple[Any, ...], action: str) -> Any:
     return values[0] if len(values) == 1 else tuple(values)
 
 
+class NotLoadedError(LaunchError):
+    """A kernel is not loaded, and cannot be now: a CUDA graph is being captured."""
+
+
+def refuse_capture(name: str, device: Device) -> None:
+    """Refuse to go on to compile or load the kernel called ``name`` while ``device``'s stream is being captured.
+
+    Raises:
+        NotLoadedError: it is.
+    """
+    if capturing(device.index):
+        raise NotLoadedError(
+            f"kernel {name} is not loaded yet, and a CUDA graph is being captured, during which kernels can be neither "
+            "compiled nor loaded; before the capture, make the same call once, or name it to cutlass_w8a8.warmup"
+        )
+
+
 def load(path: Path, device: Device, symbol: str = KERNEL_SYMBOL) -> LoadedKernel:
     """The kernel called ``symbol`` in the library at ``path``, on ``device``; loaded once per process and device.
 
     Raises:
         LaunchError: the driver refuses the image, for example because it is older than the toolkit that made it,
-            or the stream is being captured, when modules cannot be loaded.
+            or (`NotLoadedError`) the stream is being captured, when modules cannot be loaded.
     """
     with _lock:
         found = _kernels.get((path, device.index, symbol))
         if found is None:
+            refuse_capture(f"{symbol} of {path}", device)
             with torch.cuda.device(device.index):
-                if torch.cuda.is_current_stream_capturing():
-                    raise LaunchError(
-                        f"kernel {path.parent.name} is not loaded yet, and a CUDA graph is being captured; "
-                        "make the same call once before the capture"
-                    )
                 found = _kernels[path, device.index, symbol] = _load(path, device, symbol)
         return found
 

@@ -7,6 +7,7 @@ import hashlib
 import importlib.util
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,7 +44,7 @@ def find_headers() -> Headers | None:
 
     ``CUTLASS_W8A8_CUTLASS_DIR`` names a CUTLASS checkout or its ``include`` directory; otherwise the headers of
     the installed nvidia-cutlass package are used. The first call in a process reads the whole tree (27 MB,
-    0.06 s when the files are in memory); later calls remember its digest.
+    0.04 s when the files are in memory); later calls remember its digest.
 
     Raises:
         ToolchainError: the variable is set and names no CUTLASS tree.
@@ -97,26 +98,39 @@ def forget() -> None:
 def stamp(include: Path) -> str:
     """What changes whenever a file of the header trees is written, at a tenth of the cost of reading them."""
     state = hashlib.sha256()
-    for path in _files(include):
-        status = path.stat()
-        state.update(f"{path} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns} {status.st_ino}\n".encode())
+    for name in _files(include):
+        status = os.stat(f"{include}/{name}")  # noqa: PTH116
+        state.update(f"{name} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns} {status.st_ino}\n".encode())
     return state.hexdigest()
 
 
 def tree_digest(include: Path) -> str:
     """Content hash of the header trees under ``include``: relative names and bytes, in sorted order."""
+    # Each process that looks for a kernel waits for this, and no date or size of a file proves that it was not edited:
+    # all is read, then, without what a Path costs, which is 802 files in 0.035 s rather than 0.055.
+    root = str(include)
     digest = hashlib.sha256()
-    for path in _files(include):
-        name = path.relative_to(include).as_posix()
-        content = path.read_bytes()
+    for name in _files(include):
+        with open(f"{root}/{name}", "rb", buffering=0) as file:  # noqa: PTH123
+            content = file.read()
         digest.update(f"{len(name)}:{name}{len(content)}:".encode())
         digest.update(content)
     return digest.hexdigest()
 
 
-def _files(include: Path) -> list[Path]:
-    found = (path for tree in _TREES for path in (include / tree).rglob("*") if path.is_file())
-    return sorted(found, key=lambda path: path.relative_to(include).as_posix())
+def _files(include: Path) -> list[str]:
+    """The files of the header trees, relative to ``include``, in sorted order."""
+    root = str(include)
+    return sorted(path[len(root) + 1 :] for tree in _TREES for path in _walk(f"{root}/{tree}"))
+
+
+def _walk(folder: str) -> Iterator[str]:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                yield from _walk(entry.path)
+            elif entry.is_file():
+                yield entry.path
 
 
 def _is_tree(include: Path) -> bool:

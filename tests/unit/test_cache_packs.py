@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import cutlass_w8a8
-from cutlass_w8a8 import pipeline
+from cutlass_w8a8 import counters, pipeline
 from cutlass_w8a8.cache import location
 from cutlass_w8a8.errors import ArgumentError, CacheError
 from tests.stress import files, spec
@@ -29,7 +29,7 @@ def pack(fake_tools: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     monkeypatch.setenv(location.ROOT_VARIABLE, str(tmp_path / "packs" / "one"))
     pipeline.build(PACKED)
     monkeypatch.setenv(location.ROOT_VARIABLE, str(tmp_path / "cache"))
-    monkeypatch.setattr(pipeline, "stats", pipeline.Stats())
+    monkeypatch.setattr(counters, "stats", counters.Stats())
     location._advertised.cache_clear()
     fake_tools.write(device="echo compiled >> ../../../../compiled")
     return tmp_path / "packs" / "one"
@@ -57,7 +57,7 @@ def test_a_named_pack_serves_and_is_never_written(pack: Path, tmp_path: Path, mo
     for entry in (pipeline.build(PACKED), pipeline.find(PACKED)):
         assert entry is not None and entry.directory.is_relative_to(pack) and not entry.compiled
     assert state(pack) == before and not (tmp_path / "cache").exists()
-    assert pipeline.snapshot() == pipeline.Stats(lookups=2, hits=2, pack_hits=2)
+    assert counters.snapshot() == counters.Stats(lookups=2, hits=2, pack_hits=2)
     with pytest.raises(CacheError, match=rf"not in the cache {pack} or {tmp_path / 'cache'}, and CUTLASS_W8A8_JIT=off"):
         pipeline.build(OTHER)
     monkeypatch.delenv(pipeline.JIT_VARIABLE)
@@ -91,7 +91,7 @@ def test_an_object_in_a_pack_serves_another_key(pack: Path, tmp_path: Path, monk
     before = state(pack)
     entry = pipeline.build(PACKED)
     assert not entry.compiled and entry.directory.is_relative_to(tmp_path / "cache")
-    assert (pipeline.stats.compiles, pipeline.stats.reused) == (0, 1)
+    assert (counters.stats.compiles, counters.stats.reused) == (0, 1)
     monkeypatch.setenv(location.PACKS_VARIABLE, "")
     assert pipeline.find(PACKED) is not None and state(pack) == before
 
@@ -117,7 +117,7 @@ def test_a_broken_entry_of_a_pack_is_a_miss_with_a_warning(
     assert entry.compiled is (name != "entry") and entry.directory.is_relative_to(tmp_path / "cache")
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert any(str(pack) in text for text in warnings)
-    assert pipeline.stats.pack_hits == 0
+    assert counters.stats.pack_hits == 0
 
 
 def test_packs_that_cannot_be_used_are_left_out_with_one_warning(
@@ -177,7 +177,7 @@ def test_installed_packs_serve_without_being_imported(
     entry = pipeline.build(PACKED)
     assert entry.directory.is_relative_to(site / "w8a8_kernels_test" / "data") and not entry.compiled
     assert "w8a8_kernels_test" not in sys.modules and state(site) == before
-    assert pipeline.stats.pack_hits == 1
+    assert counters.stats.pack_hits == 1
     monkeypatch.setenv(location.PACKS_VARIABLE, "none")
     assert pipeline.build(PACKED).compiled
 

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-from cutlass_w8a8.cli import main
+import cutlass_w8a8
+from cutlass_w8a8.cli import about, main
+from cutlass_w8a8.version import VERSION
 
 Capture = pytest.CaptureFixture[str]
 
@@ -22,8 +24,55 @@ def test_doctor_finds_what_is_there(fake_tools: Any, capsys: Capture) -> None:
     assert re.search(r"ok +C\+\+ compiler +g\+\+ 12\.2\.0", out)
     # These headers are two files, not those of the pinned package.
     assert re.search(r"note +CUTLASS headers +4\.2\.0", out) and "keys of their own" in out
-    assert re.search(rf"ok +cache +{re.escape(os.environ['CUTLASS_W8A8_CACHE_DIR'])}, writable", out)
+    assert re.search(rf"ok +cache +{re.escape(os.environ['CUTLASS_W8A8_CACHE_DIR'])}, writable, [\d.]+ GB free", out)
     assert out.splitlines()[-1] == "everything suffices"
+
+
+def test_doctor_tells_what_a_report_of_a_defect_needs(
+    fake_tools: Any, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    pack = Path(os.environ["CUTLASS_W8A8_CACHE_DIR"]).parent / "pack"
+    pack.mkdir()
+    monkeypatch.setenv("CUTLASS_W8A8_PACKS", str(pack))
+    for policy, told in (
+        ("", "ok +first-use compile +block\n"),
+        ("on", r"ok +first-use compile +block \(CUTLASS_W8A8_JIT\)\n"),
+        ("background", r"ok +first-use compile +background \(CUTLASS_W8A8_JIT\), \d+ at a time\n"),
+    ):
+        monkeypatch.setenv("CUTLASS_W8A8_JIT", policy)
+        assert main(["doctor"]) == 0
+        out = capsys.readouterr().out
+        assert re.search(told, out)
+    for what, found in {
+        "cutlass_w8a8": rf"{re.escape(VERSION)}, {re.escape(str(Path(cutlass_w8a8.__file__).parent))}",
+        "system": r"Linux.* cores, \d+ GB: \d+ compilations at a time",
+        "packages": r"nvidia-cutlass 4\.2\.0\.0, cuda-bindings \d.*, platformdirs \d",
+        "tuned tables": r"NVIDIA H200 \(132 multiprocessors, sm90\)",
+        "packs": re.escape(str(pack)),
+        "variables": r"CUTLASS_W8A8_CACHE_DIR=.*, CUTLASS_W8A8_JIT=background, .*CUTLASS_W8A8_PACKS=.*, CXX=",
+    }.items():
+        assert re.search(rf"^ok +{what} +{found}", out, re.MULTILINE), what
+
+
+def test_doctor_refuses_tables_that_calls_would(
+    fake_tools: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setenv("CUTLASS_W8A8_TABLES", str(tmp_path / "missing.json"))
+    assert main(["doctor"]) == 1
+    assert re.search(r"bad +tuned tables +not usable\n +CUTLASS_W8A8_TABLES: .*missing.json", capsys.readouterr().out)
+
+
+def test_the_drivers_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "version"
+    monkeypatch.setattr(about, "_DRIVER", path)
+    assert about.driver_version() == ""
+    for text, expected in (
+        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03  Thu Oct 19\nGCC version: 12", "535.129.03, "),
+        ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159  Release Build", "580.159, "),
+        ("something else", ""),
+    ):
+        path.write_text(text)
+        assert about.driver_version() == expected
 
 
 @pytest.mark.parametrize(
@@ -35,7 +84,7 @@ def test_doctor_finds_what_is_there(fake_tools: Any, capsys: Capture) -> None:
         ("no headers", "CUTLASS headers", "pip install nvidia-cutlass==4.2.0.0"),
         ("relative cache", "cache", "give an absolute one"),
         ("file as cache", "cache", "set CUTLASS_W8A8_CACHE_DIR to one"),
-        ("strange switch", "first-use compile", "on, 1, true, yes, off"),
+        ("strange switch", "first-use compile", "block, on, 1, true, yes, background, off"),
     ],
 )
 def test_doctor_names_what_is_wrong_and_the_remedy(

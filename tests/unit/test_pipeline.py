@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import cutlass_w8a8
-from cutlass_w8a8 import pipeline
+from cutlass_w8a8 import counters, pipeline
 from cutlass_w8a8.arch import SM80, SM90
 from cutlass_w8a8.cache import location, store
 from cutlass_w8a8.cache.location import Layout
@@ -45,7 +45,7 @@ def tools(fake_tools: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(
         pipeline.emit, "render", lambda spec: {"kernel.cu": f"// {spec.name}\n", "stubs/cutlass/arch/wmma.h": ""}
     )
-    monkeypatch.setattr(pipeline, "stats", pipeline.Stats())
+    monkeypatch.setattr(counters, "stats", counters.Stats())
     return fake_tools
 
 
@@ -171,8 +171,8 @@ def test_build_once_then_hit(tools: Any, tmp_path: Path, monkeypatch: pytest.Mon
     for again in (build(SPEC), find(SPEC)):
         assert again is not None and not again.compiled and again.library == first.library
     assert len(tools.calls) == 1
-    assert pipeline.stats.compile_seconds > 0
-    assert replace(pipeline.stats, compile_seconds=0) == pipeline.Stats(lookups=4, hits=2, compiles=1)
+    assert counters.stats.compile_seconds > 0
+    assert replace(counters.stats, compile_seconds=0) == counters.Stats(lookups=4, hits=2, compiles=1)
     assert sorted(os.listdir(tmp_path)) == sorted([*before, "cache"])
 
 
@@ -227,7 +227,7 @@ def test_emitter_edit_that_changes_no_text_does_not_compile(tools: Any, monkeypa
     monkeypatch.setattr(pipeline.emit, "digest", lambda: "edited")
     second = build(SPEC)
     assert second.key != first.key and second.library == first.library and not second.compiled
-    assert (len(tools.calls), pipeline.stats.reused) == (1, 1)
+    assert (len(tools.calls), counters.stats.reused) == (1, 1)
     monkeypatch.setattr(pipeline.emit, "digest", lambda: "edited again")
     monkeypatch.setattr(pipeline.emit, "render", lambda spec: {"kernel.cu": "// other text\n"})
     third = build(SPEC)
@@ -257,7 +257,7 @@ def test_an_object_of_another_compiler_serves_a_new_emitter(tools: Any, monkeypa
     tools.write(version="13.5")
     discover._find.cache_clear()
     assert build(SPEC).library == first.library
-    assert pipeline.stats.reused == 1
+    assert counters.stats.reused == 1
 
 
 def test_force_replaces_the_object(tools: Any) -> None:
@@ -285,7 +285,7 @@ def test_threads_compile_once(tools: Any) -> None:
         thread.join(60)
     assert len(tools.calls) == 1
     assert sorted(entry.compiled for entry in entries) == [False, False, False, True]
-    assert (pipeline.stats.compiles, pipeline.stats.reused) == (1, 0)
+    assert (counters.stats.compiles, counters.stats.reused) == (1, 0)
 
 
 def test_compile_failure_keeps_the_source_and_publishes_nothing(tools: Any, tmp_path: Path) -> None:
@@ -299,7 +299,7 @@ def test_compile_failure_keeps_the_source_and_publishes_nothing(tools: Any, tmp_
     assert "error: no" in (kept / "build.log").read_text()
     layout = Layout(tmp_path / "cache")
     assert not any(folder.exists() and os.listdir(folder) for folder in (layout.objects, layout.entries, layout.work))
-    assert pipeline.stats.compiles == 0
+    assert counters.stats.compiles == 0
     tools.write()
     assert build(SPEC).compiled
 
@@ -383,7 +383,7 @@ def test_counters_are_public_and_exact_with_threads(tools: Any, monkeypatch: pyt
         thread.join()
     after = cutlass_w8a8.stats()
     assert after == replace(before, lookups=before.lookups + 160, hits=before.hits + 160)
-    assert after is not pipeline.stats and before != after
+    assert after is not counters.stats and before != after
 
 
 def test_a_hit_costs_no_more_than_its_files(tools: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -414,11 +414,18 @@ def test_jit_off_makes_a_miss_an_error(tools: Any, monkeypatch: pytest.MonkeyPat
 
 
 def test_jit_variable_is_checked(tools: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    for value, expected in (("", True), ("on", True), ("1", True), ("OFF", False), ("0", False)):
-        monkeypatch.setenv("CUTLASS_W8A8_JIT", value)
-        assert pipeline.jit_enabled() is expected
+    block, background, off = pipeline.Jit.BLOCK, pipeline.Jit.BACKGROUND, pipeline.Jit.OFF
+    for words, expected in (
+        (("", "block", "on", "1", "true", "yes", "ON"), block),
+        (("background", "Background"), background),
+        (("off", "OFF", "0", "no", "false"), off),
+    ):
+        for value in words:
+            monkeypatch.setenv("CUTLASS_W8A8_JIT", value)
+            assert pipeline.jit_policy() is expected
+            assert pipeline.jit_enabled() is (expected is not off)
     monkeypatch.setenv("CUTLASS_W8A8_JIT", "perhaps")
-    with pytest.raises(ArgumentError, match="perhaps is neither on nor off"):
+    with pytest.raises(ArgumentError, match=r"perhaps is no policy; accepted: block, on, .*background, off"):
         build(SPEC)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cutlass_w8a8 import emit
+from cutlass_w8a8 import emit, worker
 from cutlass_w8a8.arch import ARCHS
 from cutlass_w8a8.dispatch import configs_of, problems
 from cutlass_w8a8.dtypes import OUTPUT_DTYPES, DType
@@ -165,7 +165,10 @@ def test_python_without_the_package_is_told_apart() -> None:
     assert ".venv/bin/python" in done.stderr and "pip install ." in done.stderr
 
 
-def test_jobs_fit_cores_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_fit_cores_and_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(worker, "_MEMORY_LIMITS", (tmp_path / "memory.max", tmp_path / "limit_in_bytes"))
+    monkeypatch.setattr(worker, "_CPU_LIMIT", tmp_path / "cpu.max")
+
     def machine(cores: int, gigabytes: int) -> int:
         sizes = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": gigabytes * 10**9 // 4096}
         monkeypatch.setattr(pregenerate.os, "sysconf", sizes.__getitem__)
@@ -173,3 +176,16 @@ def test_jobs_fit_cores_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         return pregenerate.default_jobs()
 
     assert [machine(16, 128), machine(64, 62), machine(2, 24), machine(8, 2)] == [16, 15, 2, 1]
+    # A container's share of a large machine, with and without limits.
+    for name, text, expected in (
+        ("memory.max", "max\n", 16),
+        ("memory.max", f"{9 * 10**9}\n", 2),
+        ("memory.max", f"{100 * 10**9}\n", 16),
+        ("limit_in_bytes", "9223372036854771712\n", 16),
+        ("limit_in_bytes", f"{12 * 10**9}\n", 3),
+        ("limit_in_bytes", f"{100 * 10**9}\n", 16),
+        ("cpu.max", "max 100000\n", 16),
+        ("cpu.max", "250000 100000\n", 3),
+    ):
+        (tmp_path / name).write_text(text)
+        assert machine(16, 128) == expected, (name, text)

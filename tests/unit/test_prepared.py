@@ -164,7 +164,7 @@ def test_context_of_batch_invariance(monkeypatch: pytest.MonkeyPatch) -> None:
     real = calls.resolve
 
     def resolve(*given: Any) -> calls.Resolved:
-        seen.append(given[-1].batch_invariant)
+        seen.append(given[9].batch_invariant)
         return real(*given)
 
     monkeypatch.setattr(calls, "resolve", resolve)

@@ -43,14 +43,15 @@ def commands(program: str) -> list[list[str]]:
     return [shlex.split(line, comments=True) for line in lines]
 
 
-def test_commands_are_understood(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+VERBS = {"show": 2, "support": 2, "tune": 5, "bench": 4, "build": 1, "cache": 4}
+
+
+def test_commands_are_understood(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shown = commands("cutlass-w8a8")
-    told = {
-        verb: [command for command in shown if command[1] == verb]
-        for verb in ("show", "support", "tune", "bench", "cache")
-    }
-    lengths = {"show": 2, "support": 2, "tune": 5, "bench": 4, "cache": 4}
-    assert {verb: len(words) for verb, words in told.items()} == lengths
+    told = {verb: [command for command in shown if command[1] == verb] for verb in VERBS}
+    assert {verb: len(words) for verb, words in told.items()} == VERBS
     assert sum(map(len, told.values())) == len(shown)
     for command in told["support"] + told["show"]:
         assert cli.main(command[1:]) == 0
@@ -62,11 +63,16 @@ def test_commands_are_understood(capsys: pytest.CaptureFixture[str], tmp_path: P
     drawn = capsys.readouterr().out.split("#endif\n")[-1].strip()
     assert "\n".join(line.removeprefix("    ") for line in TEXT.splitlines()).count(drawn) == 1
 
+    # The shell writes a plan, which a later command reads.
+    monkeypatch.chdir(tmp_path)
+    ((*listing, redirected, path),) = told["build"]
+    assert redirected == ">" and cli.main(listing[1:]) == 0
+    (tmp_path / path).write_text(capsys.readouterr().out)
     counts = []
     for made in commands("scripts/pregenerate.py"):
         assert pregenerate.main([*made[2:], "--print-plan"]) == 0
         counts.append(len(json.loads(capsys.readouterr().out)))
-    assert len(counts) == 4 and f"each of the {counts[0]} configurations" in TEXT
+    assert len(counts) == 6 and f"each of the {counts[0]} configurations" in TEXT
 
 
 def test_dialogue_is_as_told() -> None:
