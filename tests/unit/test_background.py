@@ -6,6 +6,7 @@ import logging
 import os
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ import torch
 import cutlass_w8a8
 from cutlass_w8a8 import acquire, background, calls, pipeline
 from cutlass_w8a8.arch import SM80, SM90
+from cutlass_w8a8.cache import users
+from cutlass_w8a8.cache.location import Layout
 from cutlass_w8a8.dispatch import configs_of, in_grid, problems
 from cutlass_w8a8.dtypes import DType
 from cutlass_w8a8.errors import ConfigError, LaunchError
@@ -295,6 +298,24 @@ def test_capture_right_after_the_better_kernel_came(gpu: FakeGpu) -> None:
     gpu.capturing = True
     call(LARGE)
     assert gpu.ran[-1] == best(LARGE).name
+
+
+def test_what_serves_is_not_evicted(fake_tools: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looked for without leave to compile, a kernel is listed as used all the same; `find` alone lists nothing."""
+    monkeypatch.setattr(acquire, "_loaded", {})
+    monkeypatch.setattr(acquire, "load", lambda path, where, symbol: path)
+    monkeypatch.setattr(acquire, "refuse_capture", lambda name, where: None)
+    spec = QuantSpec(SM90, DType.BF16, DType.INT8)
+    pipeline.build(spec)
+    users.leave()
+    layout = Layout(tmp_path / "cache")
+    found = pipeline.find(spec)
+    assert found is not None and users.in_use(layout) == set()
+    assert acquire.entry_points(spec, WHERE, ("a",), compiling=False) == {"a": found.library}
+    assert users.in_use(layout) == {found.directory.name}
+    with pytest.raises(LookupError):
+        acquire.entry_points(QuantSpec(SM80, DType.BF16, DType.INT8), WHERE, compiling=False)
+    assert len(fake_tools.calls) == 1
 
 
 # The queue ----------------------------------------------------------------------------------------------------------

@@ -19,7 +19,14 @@ TOOLS = {
     "cutlass_w8a8.bench",
     "cutlass_w8a8.tune",
 }
-LATER = {"platformdirs", "cuda", "cutlass_w8a8.pipeline", "cutlass_w8a8.dispatch", "cutlass_w8a8.toolchain"}
+LATER = {
+    "platformdirs",
+    "cuda",
+    "cutlass_w8a8.cache",
+    "cutlass_w8a8.pipeline",
+    "cutlass_w8a8.dispatch",
+    "cutlass_w8a8.toolchain",
+}
 
 LISTED = (
     "import json, sys, torch; before = set(sys.modules); {code}; print(json.dumps(sorted(set(sys.modules) - before)))"
@@ -40,7 +47,9 @@ def imported(code: str) -> set[str]:
         "import cutlass_w8a8",
         "import cutlass_w8a8; a = torch.zeros(4, 64, dtype=torch.int8); s = torch.ones(4, 1); "
         "cutlass_w8a8.scaled_mm(a, torch.zeros(8, 64, dtype=torch.int8).t(), s, torch.ones(1, 8)); "
-        "cutlass_w8a8.quantize_per_token(torch.zeros(4, 64), torch.int8); torch.ops.cutlass_w8a8.scaled_mm_out",
+        "cutlass_w8a8.quantize_per_token(torch.zeros(4, 64), torch.int8); "
+        "cutlass_w8a8.quantize(torch.zeros(4, 64), torch.int8, symmetric=False); cutlass_w8a8.stats(); "
+        "torch.ops.cutlass_w8a8.scaled_mm_out",
     ],
     ids=["import", "CPU calls"],
 )

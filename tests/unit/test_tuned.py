@@ -107,6 +107,33 @@ def test_elsewhere_the_model_chooses_among_the_rows_that_fit(shape: tuple[int, i
     assert at(m, n=n, k=k) == by_model(names, m, n, k, tuned.PRIOR_WEIGHT)
 
 
+def test_those_that_take_anothers_place_are_ranked_by_what_they_are_meant_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However cheap: tile orders that were not measured here, and rows of other M, come after the others."""
+    ordered = f"{LARGE}_swizzle8"
+    cost = [0.5, 1.0, 0.5, 3.0, 4.0]
+    cheap = [0.4, 1.0, 0.1, 0.5, 0.5]
+    rows: list[dict[str, Any]] = [
+        {"config": ordered, "cost": cheap},
+        {"config": SMALL, "cost": cheap, "max_m": 256},
+        {"config": MIDDLE, "cost": [2 * part for part in cost]},
+        {"config": LARGE, "cost": cost},
+    ]
+
+    def ranked(rows: list[dict[str, Any]]) -> list[str]:
+        tables = [CONTENT["tables"][0] | {"rows": rows, "measured": []}]
+        monkeypatch.setenv("CUTLASS_W8A8_TABLES", str(write(tmp_path / f"{len(rows)}.json", tables=tables)))
+        found = [config.name for config in tuned.ranked(replace(PROBLEM, m=2048))]
+        assert found[0] == at(2048)
+        return found
+
+    first, second, *rest = ranked(rows)
+    assert {first, second} == {LARGE, MIDDLE} and set(rest) == {ordered, SMALL}
+    # Where it is the kernel's only row, its cost is all there is.
+    assert ranked(rows[:3])[0] == ordered
+
+
 def test_a_cost_that_promises_too_much_is_not_believed_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """128 rows of a tile for one of the problem: whatever its cost says, the device model knows better."""
     rows = [

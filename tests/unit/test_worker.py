@@ -56,6 +56,18 @@ def test_a_kernel_compiled_elsewhere(tools: Any) -> None:
     assert not list((root / "v1" / "users").iterdir())
 
 
+def test_what_others_wait_for_gets_into_the_cache_or_is_an_error(
+    tools: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A temporary cache would end with the process that compiles."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("CUTLASS_W8A8_CACHE_DIR", str(tmp_path / "file"))
+    compiler = Worker()
+    error = compiler.build(SPEC).error
+    compiler.close()
+    assert str(tmp_path / "file") in error and "set CUTLASS_W8A8_CACHE_DIR to a writable directory" in error
+
+
 def test_a_worker_that_is_killed_is_an_answer_and_replaced(tools: Any, library: Path, tmp_path: Path) -> None:
     started = tmp_path / "started"
     tools.write(device=f"echo $PPID > {started}; sleep 60")
