@@ -84,7 +84,7 @@ def run(plan: Plan) -> Run:
         "left out": plan.left_out,
         "method": {
             "weight bytes": timing.WEIGHT_BYTES,
-            "calls in a graph, at least": timing.MIN_CALLS,
+            "calls in a graph, at least": timing.LEAST_CALLS,
             "rounds": [timing.MIN_ROUNDS, timing.MAX_ROUNDS],
             "budget ms": plan.budget_ms,
             "orders": list(plan.orders),
