@@ -1,1 +1,1 @@
-"""For code written against vLLM: its kernels' functions (`custom_ops`), and a plugin that has vLLM use ours (`plugin`)."""
+"""For code written against vLLM: the functions of its kernels (`custom_ops`), and a plugin for vLLM (`plugin`)."""

@@ -1,4 +1,4 @@
-"""The functions of ``vllm._custom_ops`` that this package has kernels for: names, arguments and results as in vLLM 0.20.2.
+"""Functions of ``vllm._custom_ops`` that this package has kernels for: names, arguments and results as in vLLM 0.20.2.
 
     from cutlass_w8a8.vllm import custom_ops as ops
     y = ops.cutlass_scaled_mm(a, b, scale_a, scale_b, torch.bfloat16, bias)
@@ -147,9 +147,7 @@ def _call(
 ) -> Tensor:
     if azp_adj is None:
         return ops.scaled_mm(a, b, scale_a, scale_b, out_dtype, bias, batch_invariant=batch_invariant)
-    return ops.scaled_mm_azp(
-        a, b, scale_a, scale_b, out_dtype, azp_adj, azp, bias, batch_invariant=batch_invariant
-    )
+    return ops.scaled_mm_azp(a, b, scale_a, scale_b, out_dtype, azp_adj, azp, bias, batch_invariant=batch_invariant)
 
 
 def cutlass_scaled_mm_supports_fp8(cuda_device_capability: int) -> bool:
@@ -219,9 +217,9 @@ def scaled_fp8_quant(
 ) -> tuple[Tensor, Tensor]:
     """Quantise to e4m3: by the scales that are given, by one that is computed, or by one computed for each row.
 
-    Values may differ by one step from those of vLLM's per-token kernel, which divides by the scale where this multiplies
-    by its reciprocal. A NaN stays NaN, which vLLM's saturation turns into a number. A tensor of zeros gets the scale
-    2**-126 where vLLM's is 0.
+    Values may differ by one step from those of vLLM's per-token kernel, which divides by the scale where this one
+    multiplies by its reciprocal. A NaN stays NaN, which vLLM's saturation turns into a number. A tensor of zeros gets
+    the scale 2**-126 where vLLM's is 0.
 
     Args:
         input: [M, K], torch.bfloat16, torch.float16 or torch.float32.

@@ -37,7 +37,7 @@ def scale(name: str, value: Tensor, extent: int, blocks: tuple[int, int]) -> Ten
     if value.numel() != extent and tuple(value.shape) == blocks:
         raise UnsupportedError(
             f"{name} of shape {tuple(value.shape)} holds a scale for each block of {BLOCK}; kernels here take one value "
-            f"or {extent}. cutlass_scaled_mm_supports_block_fp8 says so; leave block-scaled layers to other kernels"
+            f"or {extent}; leave block-scaled layers to others, as cutlass_scaled_mm_supports_block_fp8 says"
         )
     flattened = flat(value, extent)
     return value if flattened is None else flattened

@@ -98,9 +98,7 @@ def quantize_bounded(x: Tensor, bound: Tensor, out: Tensor | None) -> tuple[Tens
     return _into(_e4m3(wide * scale.reciprocal()), out), scale
 
 
-def check_fp8(
-    x: Tensor, scale: Tensor | None, padding: int | None, bound: Tensor | None, output: Tensor | None
-) -> int:
+def check_fp8(x: Tensor, scale: Tensor | None, padding: int | None, bound: Tensor | None, output: Tensor | None) -> int:
     """Rows of the result of a call of ``scaled_fp8_quant``.
 
     Raises:
@@ -140,8 +138,10 @@ def _grid(x: Tensor, scale: Tensor, group_shape: tuple[int, int] | None) -> tupl
             )
         grid = (x.shape[0] // size[0], x.shape[1] // size[1])
     fits = scale.numel() == grid[0] * grid[1] and (scale.dim() == 1 or tuple(scale.shape) == grid)
-    if not fits or (scale.dim() == 1 and 1 not in grid) or any(
-        not parts or extent % parts for extent, parts in zip(x.shape, grid, strict=True)
+    if (
+        not fits
+        or (scale.dim() == 1 and 1 not in grid)
+        or any(not parts or extent % parts for extent, parts in zip(x.shape, grid, strict=True))
     ):
         raise ArgumentError(
             f"scale has shape {tuple(scale.shape)} and group_shape is {group_shape}; for input {tuple(x.shape)} they "
