@@ -36,7 +36,7 @@ def scale(name: str, value: Tensor, extent: int, blocks: tuple[int, int]) -> Ten
         return value
     if value.numel() != extent and tuple(value.shape) == blocks:
         raise UnsupportedError(
-            f"{name} of shape {tuple(value.shape)} holds a scale for each block of {BLOCK}; kernels here take one value "
+            f"{name} of shape {tuple(value.shape)} has a scale for each block of {BLOCK}; kernels here take one value "
             f"or {extent}; leave block-scaled layers to others, as cutlass_scaled_mm_supports_block_fp8 says"
         )
     flattened = flat(value, extent)
