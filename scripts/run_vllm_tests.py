@@ -5,14 +5,18 @@
     python scripts/run_vllm_tests.py .../test_int8_quant.py -x -k static       # further options are pytest's
     python scripts/run_vllm_tests.py --on-cpu .../test_cutlass_scaled_mm.py -k int8_azp
 
-The file is read where it is; vLLM must not be installed. `tests/vllm_stub` stands in for what such a file imports. Of
-kernels that this package does not have (block scales, grouped) the tests are skipped, and say so. With ``--on-cpu``
-what asks for "cuda" gets the CPU and its exact evaluator; tests of CUDA itself fail there.
+    python scripts/run_vllm_tests.py --print-plan 9.0 --sm-count 132 --device "NVIDIA H200" > plan.json
+
+The last prints the kernels that vLLM's GEMM tests use, so that ``cutlass-w8a8 build --plan plan.json`` can compile them
+elsewhere. The file is read where it is; vLLM must not be installed. `tests/vllm_stub` stands in for what such a file
+imports. Of kernels that this package does not have (block scales, grouped) the tests are skipped, and say so. With
+``--on-cpu`` what asks for "cuda" gets the CPU and its exact evaluator; tests of CUDA itself fail there.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from pathlib import Path
@@ -25,7 +29,7 @@ from torch.overrides import TorchFunctionMode
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tests import vllm_stub
+from tests import vllm_grid, vllm_stub
 from tests.vllm_stub.platform import DeviceCapability, current_platform
 
 MISSING = {
@@ -58,9 +62,16 @@ class _OnCpu(TorchFunctionMode):
 def main(words: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--on-cpu", action="store_true", help="run on the CPU what asks for CUDA")
-    parser.add_argument("file", type=Path, help="the test file")
+    parser.add_argument("--print-plan", metavar="CAPABILITY", help="print the kernels for such a GPU, and end")
+    parser.add_argument("--sm-count", type=int, metavar="N", help="with --print-plan: its multiprocessors")
+    parser.add_argument("--device", metavar="NAME", help="with --print-plan: its name, for a tuned table")
+    parser.add_argument("file", type=Path, nargs="?", help="the test file")
     options, rest = parser.parse_known_args(words)
-    if not options.file.is_file():
+    if options.print_plan:
+        major, minor = map(int, options.print_plan.split("."))
+        print(json.dumps(vllm_grid.plan((major, minor), options.sm_count, options.device), indent=0))
+        return 0
+    if options.file is None or not options.file.is_file():
         parser.error(f"{options.file} is not a file; pass one of vLLM's tests/kernels/quantization/test_*.py")
     vllm_stub.install()
     # Nothing of this repository's pytest configuration, and nothing written beside the file.

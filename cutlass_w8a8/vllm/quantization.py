@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from cutlass_w8a8.errors import ArgumentError
@@ -154,7 +156,7 @@ def _asymmetric_rows(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """int8 values, scales and zero points [M, 1] of rows whose range becomes -128 to 127."""
     if not x.dim():
         raise ArgumentError("input has shape (); it must be [..., K]; add a dimension with input[None]")
-    wide = x.float().reshape(-1, x.shape[-1]) if x.numel() else x.float().new_zeros(x.numel(), x.shape[-1])
+    wide = x.float().reshape(math.prod(x.shape[:-1]), x.shape[-1])
     low, high = _rows_or_zero(wide, "amin"), _rows_or_zero(wide, "amax")
     scale, zero_point = _range(low, high)
     # |a| <= 128 and |b| <= 128, so this is the largest zero point whose products with K column sums fit int32.
