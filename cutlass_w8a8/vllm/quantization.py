@@ -50,10 +50,10 @@ def quantize(
     Raises:
         ArgumentError: an argument is not acceptable.
     """
+    _check_input(x)
     if granularity == "token" and symmetric:
         q, scales = quantize_per_token(x, dtype, out=out)
         return q, scales, None
-    _check_input(x)
     if granularity == "token":
         q, scales, zero_points = _asymmetric_rows(x)
         return _into(q, out), scales, zero_points
@@ -64,12 +64,10 @@ def quantize(
     _one_value("scale", scale, torch.float32, x)
     if azp is not None:
         _one_value("azp", azp, torch.int32, x)
-    by = scale.reshape(())
+    scaled = x.float() * scale.reshape(()).reciprocal()
     if dtype is FP8:
-        return _into(_e4m3(x.float() * by.reciprocal()), out), scale, azp
-    if azp is None:
-        return _into(_int8(x.float() / by), out), scale, azp
-    return _into(_int8(x.float() * by.reciprocal(), azp.reshape(())), out), scale, azp
+        return _into(_e4m3(scaled), out), scale, azp
+    return _into(_int8(scaled, None if azp is None else azp.reshape(())), out), scale, azp
 
 
 def quantize_groups(x: Tensor, scale: Tensor, group_shape: tuple[int, int] | None, out: Tensor | None) -> Tensor:
