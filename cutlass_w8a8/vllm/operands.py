@@ -21,7 +21,7 @@ def flat(vector: Tensor | None, extent: int) -> Tensor | None:
 
 
 def scale(name: str, value: Tensor, extent: int, blocks: tuple[int, int]) -> Tensor:
-    """A scale of one value as it is, one of ``extent`` values as [extent].
+    """A scale of one value, or [extent, 1], as it is; any other of ``extent`` values as [extent].
 
     Args:
         name: of the argument.
@@ -32,7 +32,7 @@ def scale(name: str, value: Tensor, extent: int, blocks: tuple[int, int]) -> Ten
     Raises:
         UnsupportedError: it holds a scale for each block.
     """
-    if value.dim() < 2 or value.numel() == 1:
+    if value.dim() < 2 or value.numel() == 1 or value.shape == (extent, 1):
         return value
     if value.numel() != extent and tuple(value.shape) == blocks:
         raise UnsupportedError(
@@ -65,9 +65,9 @@ def pad_rows(a: Tensor, k: int) -> Tensor:
 
 
 def pad_columns(vector: Tensor, n: int, more: int) -> Tensor:
-    """vector [N] with ``more`` zeros added; what is no vector of ``n`` values as it is."""
-    if not more or vector.dim() != 1 or vector.numel() != n:
+    """vector [N] or [N, 1] with ``more`` zeros added, [N + more]; what does not hold ``n`` values as it is."""
+    if not more or not vector.dim() or vector.numel() != n:
         return vector
     padded = vector.new_zeros(n + more)
-    padded[:n].copy_(vector)
+    padded[:n].copy_(vector.reshape(n))
     return padded
