@@ -151,9 +151,16 @@ def _call(
 
 
 def cutlass_scaled_mm_supports_fp8(cuda_device_capability: int) -> bool:
-    """Whether `cutlass_scaled_mm` takes fp8 on a device of this capability, 90 for 9.0; False for what is none."""
-    capability = divmod(cuda_device_capability, 10)
-    return cuda_device_capability > 0 and bool(is_supported(capability, FP8))
+    """Whether `cutlass_scaled_mm` takes fp8 on a device of this capability, 90 for 9.0; False for what is none.
+
+    Raises:
+        ArgumentError: ``cuda_device_capability`` is no number.
+    """
+    if not isinstance(cuda_device_capability, int):
+        raise ArgumentError(
+            f"cuda_device_capability is {cuda_device_capability!r}; pass it as one number, such as 90 for 9.0"
+        )
+    return cuda_device_capability > 0 and bool(is_supported(divmod(cuda_device_capability, 10), FP8))
 
 
 def cutlass_scaled_mm_supports_block_fp8(cuda_device_capability: int) -> bool:  # noqa: ARG001
@@ -193,6 +200,7 @@ def scaled_int8_quant(
     Raises:
         ArgumentError: an argument is not acceptable, or ``azp`` and ``symmetric`` contradict each other.
     """
+    quantization.check_tensors(input=input, scale=scale, azp=azp)
     if scale is not None and symmetric != (azp is None):
         raise ArgumentError(
             f"symmetric is {symmetric} but azp is {'None' if azp is None else 'given'}; with a scale, pass azp exactly "

@@ -98,15 +98,24 @@ def quantize_bounded(x: Tensor, bound: Tensor, out: Tensor | None) -> tuple[Tens
     return _into(_e4m3(wide * scale.reciprocal()), out), scale
 
 
+def check_tensors(**given: object) -> None:
+    """Refuse arguments that are no tensors; all but ``input`` may be None.
+
+    Raises:
+        ArgumentError: names the first such argument.
+    """
+    for name, value in given.items():
+        if not (isinstance(value, Tensor) or (value is None and name != "input")):
+            raise ArgumentError(f"{name} is a {type(value).__name__}; pass a torch.Tensor")
+
+
 def check_fp8(x: Tensor, scale: Tensor | None, padding: int | None, bound: Tensor | None, output: Tensor | None) -> int:
     """Rows of the result of a call of ``scaled_fp8_quant``.
 
     Raises:
         ArgumentError: its arguments do not go together.
     """
-    for name, value in (("input", x), ("scale", scale), ("scale_ub", bound), ("output", output)):
-        if not (isinstance(value, Tensor) or (value is None and name != "input")):
-            raise ArgumentError(f"{name} is a {type(value).__name__}; pass a torch.Tensor")
+    check_tensors(input=x, scale=scale, scale_ub=bound, output=output)
     if x.dim() != 2:
         raise ArgumentError(f"input has shape {tuple(x.shape)}; it must be [M, K]; pass input.view(-1, K)")
     _check_input(x)

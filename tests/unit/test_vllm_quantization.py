@@ -176,6 +176,8 @@ def test_what_is_refused() -> None:
         (lambda: scaled_fp8_quant(x, num_token_padding=8, output=torch.empty(4, 32, dtype=FP8)), "num_token_padding"),
         (lambda: scaled_fp8_quant(x, output=torch.empty(4, 16, dtype=FP8)), "output is"),
         (lambda: scaled_fp8_quant(x, 1.0), "scale is a float"),
+        (lambda: scaled_int8_quant(x, 1.0), "scale is a float"),
+        (lambda: scaled_int8_quant(None), "input is a NoneType"),
     ):
         with pytest.raises(ArgumentError, match=message):
             call()

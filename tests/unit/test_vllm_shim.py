@@ -127,6 +127,11 @@ def test_gates_tell_what_there_is() -> None:
     assert not any(ops.cutlass_scaled_mm_supports_block_fp8(x) or ops.cutlass_group_gemm_supported(x) for x in served)
 
 
+def test_a_gate_is_asked_in_words_it_knows() -> None:
+    with pytest.raises(cutlass_w8a8.ArgumentError, match="such as 90 for 9.0"):
+        ops.cutlass_scaled_mm_supports_fp8((9, 0))
+
+
 def test_empty() -> None:
     a, b, scale_a, scale_b, _ = operands(0, 16, 32)
     assert ops.cutlass_scaled_mm(a, b, scale_a, scale_b, torch.bfloat16).shape == (0, 16)
