@@ -128,7 +128,7 @@ def test_gates_tell_what_there_is() -> None:
 
 
 def test_a_gate_is_asked_in_words_it_knows() -> None:
-    with pytest.raises(cutlass_w8a8.ArgumentError, match="such as 90 for 9.0"):
+    with pytest.raises(cutlass_w8a8.ArgumentError, match="such as 90 for"):
         ops.cutlass_scaled_mm_supports_fp8((9, 0))
 
 
