@@ -21,13 +21,14 @@ from cutlass_w8a8.errors import (
 )
 from cutlass_w8a8.evt.epilogues import EpilogueSpec
 from cutlass_w8a8.gates import cutlass_scaled_mm_supports_block_fp8, cutlass_scaled_mm_supports_fp8
-from cutlass_w8a8.ops import cutlass_scaled_mm, cutlass_scaled_mm_azp, scaled_mm, scaled_mm_azp
+from cutlass_w8a8.ops import scaled_mm, scaled_mm_azp
 from cutlass_w8a8.prepared import PreparedMM, prepare
 from cutlass_w8a8.quant_ops import quantize, quantize_per_token
 from cutlass_w8a8.settings import batch_invariant, use_arch
 from cutlass_w8a8.spec import KernelSpec, QuantSpec
 from cutlass_w8a8.support import Explanation, Support, explain, is_supported
 from cutlass_w8a8.version import VERSION as __version__
+from cutlass_w8a8.vllm.custom_ops import cutlass_scaled_mm, cutlass_scaled_mm_azp
 from cutlass_w8a8.warm import WarmupReport, warmup
 
 __all__ = [

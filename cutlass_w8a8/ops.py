@@ -128,27 +128,6 @@ def scaled_mm_azp(
     return _run(a, b, scale_a, scale_b, out_dtype, azp_adj, azp, bias, out, config, overlap, batch_invariant)
 
 
-def cutlass_scaled_mm(
-    a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, out_dtype: torch.dtype, bias: Tensor | None = None
-) -> Tensor:
-    """`scaled_mm` under the name and argument order of vLLM's ``_custom_ops`` (not of its ``torch.ops._C``)."""
-    return scaled_mm(a, b, scale_a, scale_b, out_dtype, bias)
-
-
-def cutlass_scaled_mm_azp(
-    a: Tensor,
-    b: Tensor,
-    scale_a: Tensor,
-    scale_b: Tensor,
-    out_dtype: torch.dtype,
-    azp_adj: Tensor,
-    azp: Tensor | None = None,
-    bias: Tensor | None = None,
-) -> Tensor:
-    """`scaled_mm_azp` under the name and argument order of vLLM's ``_custom_ops`` (not of its ``torch.ops._C``)."""
-    return scaled_mm_azp(a, b, scale_a, scale_b, out_dtype, azp_adj, azp, bias)
-
-
 def _run(
     a: Tensor,
     b: Tensor,

@@ -6,9 +6,6 @@ import argparse
 import doctest
 import json
 import re
-import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,17 +16,13 @@ from cutlass_w8a8.cli.cache import add_cache_options
 from cutlass_w8a8.cli.tune import add_tune_options
 from cutlass_w8a8.request import MAX_K_INT8, MAX_K_INT8_AZP
 from scripts import pregenerate, regenerate
+from tests import documents
 
-ROOT = Path(__file__).parents[2]
-TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
+TEXT = documents.README.read_text(encoding="utf-8")
 
 
 def test_examples_run(tmp_path: Path) -> None:
-    example = "\n".join(re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL))
-    code = f"import sys\nsys.path.insert(0, {str(ROOT)!r})\nimport torch\ntorch.manual_seed(0)\n"
-    # The same lines on the CPU, whatever this machine has.
-    code += example.replace("torch.cuda.is_available()", "False")
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = documents.run("\n".join(documents.snippets(TEXT)), tmp_path)
     assert done.returncode == 0, done.stderr
     first, second = done.stdout.splitlines()
     match = re.fullmatch(r"\(64, 256\) on cpu, relative error (\d\.\d+)", first)
@@ -38,18 +31,13 @@ def test_examples_run(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def commands(program: str) -> list[list[str]]:
-    lines = re.findall(rf"^    (?:python )?{re.escape(program)} .*$", TEXT, re.MULTILINE)
-    return [shlex.split(line, comments=True) for line in lines]
-
-
 VERBS = {"show": 2, "support": 2, "tune": 5, "bench": 4, "build": 1, "cache": 4}
 
 
 def test_commands_are_understood(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shown = commands("cutlass-w8a8")
+    shown = documents.commands(TEXT, "cutlass-w8a8")
     told = {verb: [command for command in shown if command[1] == verb] for verb in VERBS}
     assert {verb: len(words) for verb, words in told.items()} == VERBS
     assert sum(map(len, told.values())) == len(shown)
@@ -69,8 +57,8 @@ def test_commands_are_understood(
     assert redirected == ">" and cli.main(listing[1:]) == 0
     (tmp_path / path).write_text(capsys.readouterr().out)
     counts = []
-    for made in commands("scripts/pregenerate.py"):
-        assert pregenerate.main([*made[2:], "--print-plan"]) == 0
+    for made in documents.commands(TEXT, "scripts/pregenerate.py"):
+        assert pregenerate.main([*made[1:], "--print-plan"]) == 0
         counts.append(len(json.loads(capsys.readouterr().out)))
     assert len(counts) == 6 and f"each of the {counts[0]} configurations" in TEXT
 
@@ -83,12 +71,8 @@ def test_dialogue_is_as_told() -> None:
 
 
 def test_variables_are_those_the_code_reads() -> None:
-    read = {
-        name
-        for path in (ROOT / "cutlass_w8a8").rglob("*.py")
-        for name in re.findall(r"\"(CUTLASS_W8A8_[A-Z_]+)\"", path.read_text(encoding="utf-8"))
-    }
-    told = set(re.findall(r"^\| `(CUTLASS_W8A8_[A-Z_]+)`", TEXT, re.MULTILINE))
+    read = documents.variables_read()
+    told = set(re.findall(r"^\| `(CUTLASS_W8A8_[A-Z0-9_]+)`", TEXT, re.MULTILINE))
     assert read == told and len(read) >= 5
 
 
