@@ -182,10 +182,9 @@ def scaled_int8_quant(
     """Quantise to int8: by the scale that is given, or each row by one of its own.
 
     Rounding to nearest even, saturating. Values may differ by one from vLLM's, which divides by the scale where this
-    multiplies by its reciprocal, or the other way round; rows of zeros get the scale 2**-126 where vLLM's is 0. Rows
-    whose zero point is so large that its product with column sums could leave int32 (all values far from zero, and
-    close together) are quantised over a range that includes zero; vLLM's products overflow there. A NaN makes its row's
-    scale NaN.
+    multiplies by its reciprocal, or the other way round; rows of zeros get the scale 2**-126 where vLLM's is 0. With
+    zero points that are computed, the range of each row includes zero, so that they fit int8; vLLM's does not, and for
+    rows of values far from zero and close together its products overflow. A NaN makes its row's scale NaN.
 
     Args:
         input: [..., K], torch.bfloat16, torch.float16 or torch.float32.

@@ -5,12 +5,10 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 
+from cutlass_w8a8 import quant_ops
 from cutlass_w8a8.errors import ArgumentError
-from cutlass_w8a8.quantize import quantize_per_token
 
 Tensor = torch.Tensor
 
@@ -19,7 +17,6 @@ _E4M3_LARGEST = 448.0
 _E4M3_FLOOR = 1 / (448 * 512)
 # The least scale whose reciprocal is finite.
 _FLOOR = 2.0**-126
-_INT32 = torch.iinfo(torch.int32)
 
 
 def quantize(
@@ -51,23 +48,14 @@ def quantize(
         ArgumentError: an argument is not acceptable.
     """
     _check_input(x)
-    if granularity == "token" and symmetric:
-        q, scales = quantize_per_token(x, dtype, out=out)
-        return q, scales, None
-    if granularity == "token":
-        q, scales, zero_points = _asymmetric_rows(x)
-        return _into(q, out), scales, zero_points
-    if scale is None:
+    if scale is None and granularity == "tensor":
+        # The kernel's least scale for e4m3 is that of rows, which vLLM's scales of tensors have not.
         wide = x.float()
         scale = _at_least(_quotient(_largest(wide), _E4M3_LARGEST), _FLOOR)
         return _into(_e4m3(wide * scale.reciprocal()), out), scale, None
-    _one_value("scale", scale, torch.float32, x)
-    if azp is not None:
-        _one_value("azp", azp, torch.int32, x)
-    scaled = x.float() * scale.reshape(()).reciprocal()
-    if dtype is FP8:
-        return _into(_e4m3(scaled), out), scale, azp
-    return _into(_int8(scaled, None if azp is None else azp.reshape(())), out), scale, azp
+    asymmetric = azp is not None or not symmetric
+    found = quant_ops.quantize(x, dtype, scale, azp, granularity=granularity, symmetric=not asymmetric, out=out)
+    return found[0], found[1], found[2] if asymmetric else None
 
 
 def quantize_groups(x: Tensor, scale: Tensor, group_shape: tuple[int, int] | None, out: Tensor | None) -> Tensor:
@@ -159,29 +147,6 @@ def _grid(x: Tensor, scale: Tensor, group_shape: tuple[int, int] | None) -> tupl
     return grid
 
 
-def _asymmetric_rows(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """int8 values, scales and zero points [M, 1] of rows whose range becomes -128 to 127."""
-    if not x.dim():
-        raise ArgumentError("input has shape (); it must be [..., K]; add a dimension with input[None]")
-    wide = x.float().reshape(math.prod(x.shape[:-1]), x.shape[-1])
-    low, high = _rows_or_zero(wide, "amin"), _rows_or_zero(wide, "amax")
-    scale, zero_point = _range(low, high)
-    # |a| <= 128 and |b| <= 128, so this is the largest zero point whose products with K column sums fit int32.
-    limit = _INT32.max // (128 * max(x.shape[-1], 1)) - 128
-    widened = _range(torch.minimum(low, torch.zeros_like(low)), torch.maximum(high, torch.zeros_like(high)))
-    fits = zero_point.abs() <= limit
-    scale = torch.where(fits, scale, widened[0])
-    zero_point = torch.where(fits, zero_point, widened[1])
-    return _int8(wide * scale.reciprocal(), zero_point).view(x.shape), scale, zero_point.to(torch.int32)
-
-
-def _range(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
-    """The scale of a range, and its zero point as float64 (0 where it is none)."""
-    span = high - low
-    scale = _at_least(_quotient(span, 255.0), _FLOOR)
-    return scale, (torch.full_like(low, -128.0) - low / scale).double().round().nan_to_num(0.0, torch.inf, -torch.inf)
-
-
 def _largest(wide: Tensor) -> Tensor:
     """The largest magnitude of all, [1]; 0 if there are none."""
     return wide.abs().amax().reshape(1) if wide.numel() else wide.new_zeros(1)
@@ -203,15 +168,6 @@ def _at_least(value: Tensor, floor: float) -> Tensor:
 
 def _e4m3(scaled: Tensor) -> Tensor:
     return scaled.clamp(-_E4M3_LARGEST, _E4M3_LARGEST).to(FP8)
-
-
-def _int8(scaled: Tensor, zero_point: Tensor | None = None) -> Tensor:
-    """Rounded and saturated to int32, the zero point added, saturated to int8; NaN counts as 0."""
-    if zero_point is None:
-        return scaled.nan_to_num(0.0).round().clamp(-128, 127).to(torch.int8)
-    # float64 holds every int32 and their sums.
-    whole = scaled.double().round().nan_to_num(0.0).clamp(_INT32.min, _INT32.max)
-    return (whole + zero_point.double()).clamp(-128, 127).to(torch.int8)
 
 
 def _into(values: Tensor, out: Tensor | None) -> Tensor:
