@@ -73,9 +73,15 @@ def quantize(
         _, scales = quantize_per_token(x, dtype, out=values[:, :k], overlap=overlap)
         return Activations(values, scales)
     if scale is not None:
-        return Activations(_widened(apply(x, dtype, scale, azp), width), scale)
-    scales, azps = parameters(limits(x, granularity, symmetric), dtype, symmetric)
-    values = _widened(apply(x, dtype, scales, azps), width)
+        return Activations(widened(apply(x, dtype, scale, azp), width), scale)
+    a = by_limits(x, dtype, limits(x, granularity, symmetric), granularity, symmetric)
+    return Activations(widened(a.values, width), a.scale, a.azp)
+
+
+def by_limits(x: Tensor, dtype: torch.dtype, reach: Tensor, granularity: str, symmetric: bool) -> Activations:
+    """Quantise x [M, K] by the parameters for ``reach``, which `limits` found, of x or of more than x."""
+    scales, azps = parameters(reach, dtype, symmetric)
+    values = apply(x, dtype, scales, azps)
     if granularity == "tensor":
         scales = scales.flatten()
     return Activations(values, scales, None if azps is None else azps.expand(x.shape[0], 1).contiguous().view(-1))
@@ -130,7 +136,8 @@ def apply(x: Tensor, dtype: torch.dtype, scale: Tensor, azp: Tensor | None) -> T
     return whole.clamp(INT8_LOW, INT8_HIGH).to(torch.int8)
 
 
-def _widened(values: Tensor, width: int) -> Tensor:
+def widened(values: Tensor, width: int) -> Tensor:
+    """Quantised values [M, K] with zeros behind them, [M, width]."""
     more = width - values.shape[1]
     if not more:
         return values

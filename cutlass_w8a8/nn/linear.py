@@ -194,7 +194,7 @@ class W8A8Linear(torch.nn.Module):
             ArgumentError: x does not fit, or asks for a gradient.
             W8A8Error: otherwise as `scaled_mm` says.
         """
-        y = self._multiply(self._quantize(self._rows(x)))
+        y = self._multiply(self._quantize(rows_of(x, self.in_features)))
         if y.shape[1] != self.out_features:
             y = y[:, : self.out_features]
         return y.view(*x.shape[:-1], self.out_features)
@@ -207,15 +207,6 @@ class W8A8Linear(torch.nn.Module):
             f"{str(c.dtype).removeprefix('torch.')} per {c.weight}, activations {kind}, "
             f"{'symmetric' if c.symmetric else 'with zero points'}, to {str(self.dtype).removeprefix('torch.')}"
         )
-
-    def _rows(self, x: Tensor) -> Tensor:
-        """x as [M, K], contiguous along K."""
-        if not x.dim() or x.shape[-1] != self.in_features:
-            raise ArgumentError(f"x has shape {tuple(x.shape)}; it must be [..., K] with K={self.in_features}")
-        if torch.is_grad_enabled():
-            refuse_gradients(x)
-        rows = x.reshape(-1, self.in_features)
-        return rows if rows.stride(1) == 1 else rows.contiguous()
 
     def _quantize(self, rows: Tensor) -> Activations:
         c = self.config
@@ -310,6 +301,20 @@ class W8A8Linear(torch.nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self.weight = self.weight.view(self.config.dtype)
+
+
+def rows_of(x: Tensor, features: int) -> Tensor:
+    """x [..., features] as [M, features], contiguous along its rows.
+
+    Raises:
+        ArgumentError: x is of another extent, or asks for a gradient.
+    """
+    if not x.dim() or x.shape[-1] != features:
+        raise ArgumentError(f"x has shape {tuple(x.shape)}; it must be [..., K] with K={features}")
+    if torch.is_grad_enabled():
+        refuse_gradients(x)
+    rows = x.reshape(-1, features)
+    return rows if rows.stride(1) == 1 else rows.contiguous()
 
 
 def _out_dtype(dtype: torch.dtype) -> torch.dtype:
