@@ -9,6 +9,7 @@ from cutlass_w8a8.config import KernelConfig
 from cutlass_w8a8.errors import (
     ArgumentError,
     CacheError,
+    CheckpointError,
     CompileError,
     ConfigError,
     LaunchError,
@@ -30,6 +31,7 @@ from cutlass_w8a8.version import VERSION as __version__
 __all__ = [
     "ArgumentError",
     "CacheError",
+    "CheckpointError",
     "CompileError",
     "ConfigError",
     "EpilogueSpec",

@@ -49,5 +49,9 @@ class CacheError(W8A8Error, RuntimeError):
     """The kernel cache cannot be read or written."""
 
 
+class CheckpointError(W8A8Error, ValueError):
+    """A checkpoint cannot be read or written, or does not fit the model."""
+
+
 class LaunchError(W8A8Error, RuntimeError):
     """The CUDA driver refused to load or launch a kernel."""
