@@ -10,6 +10,7 @@ import torch
 from cutlass_w8a8.checkpoint.read import QUANTISED, Checkpoint
 from cutlass_w8a8.errors import CheckpointError
 from cutlass_w8a8.nn import W8A8Linear
+from cutlass_w8a8.nn.convert import replace
 
 Tensor = torch.Tensor
 
@@ -56,7 +57,7 @@ def load_(
     for name, layer in layers.items():
         place, _, last = name.rpartition(".")
         device = before[f"{name}.weight"].device
-        setattr(model.get_submodule(place), last, layer if device.type == "meta" else layer.to(device))
+        replace(model.get_submodule(place), last, layer if device.type == "meta" else layer.to(device))
     for on_meta in (True, False):
         part = {name: tensor for name, tensor in state.items() if wanted[name].is_meta is on_meta}
         model.load_state_dict(part, strict=False, assign=on_meta)

@@ -47,7 +47,15 @@ def quantize_(
         if module not in made:
             made[module] = _quantized(module, name, config, calibration)
     for parent, child, module, _ in places:
-        setattr(parent, child, made[module])
+        replace(parent, child, made[module])
+
+
+def replace(parent: torch.nn.Module, child: str, layer: W8A8Linear) -> None:
+    """Put a layer in the place of a float one."""
+    setattr(parent, child, layer)
+    if isinstance(parent, torch.nn.TransformerEncoderLayer):
+        # Its fused path reads weights instead of calling layers, unless the activation is none of the two it knows.
+        parent.activation_relu_or_gelu = 0
 
 
 def _quantized(module: torch.nn.Module, name: str, config: W8A8Config, calibration: Calibration | None) -> W8A8Linear:

@@ -6,6 +6,8 @@ import copy
 import io
 import itertools
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -361,6 +363,16 @@ def test_a_model_is_quantised_in_place() -> None:
 
 
 @torch.no_grad()
+def test_torchs_own_transformer_layers_call_their_layers() -> None:
+    torch.manual_seed(0)
+    stack = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), 2).eval()
+    x = torch.randn(2, 9, 32)
+    exact = stack(x)
+    quantize_(stack, W8A8Config())
+    assert 0 < (stack(x) - exact).norm() / exact.norm() < 0.02
+
+
+@torch.no_grad()
 def test_a_model_on_the_meta_device_takes_a_quantised_state() -> None:
     torch.manual_seed(0)
     model = Block()
@@ -487,6 +499,16 @@ def test_quantised_tensors_that_do_not_fit_are_refused() -> None:
     }.items():
         with pytest.raises(ArgumentError, match=match):
             call()
+
+
+def test_the_package_does_without_until_asked() -> None:
+    late = "('cutlass_w8a8.nn', 'cutlass_w8a8.checkpoint')"
+    code = f"import sys, cutlass_w8a8; print([name for name in sys.modules if name.startswith({late})])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+    code = "import sys, cutlass_w8a8.checkpoint; print('transformers' in sys.modules, 'safetensors' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False False"
 
 
 def test_a_layer_tells_what_it_is() -> None:
