@@ -26,13 +26,13 @@ def documents() -> list[str]:
     return [sentence for sentence in found if 20 < len(sentence) < 300][: 2 * _SENTENCES : 2]
 
 
-def compress(kind: str, output: Path, float_attention: Sequence[int]) -> None:
+def compress(kind: str, output: Path, ignore: Sequence[str]) -> None:
     """Quantise all linear layers but the pooler, activations dynamically per token, weights per channel.
 
     Args:
         kind: one of `KINDS`.
         output: the folder.
-        float_attention: layers whose queries, keys and values stay in float.
+        ignore: names of layers that stay in float, or patterns after ``re:``.
     """
     from datasets import Dataset
     from llmcompressor import oneshot
@@ -51,12 +51,11 @@ def compress(kind: str, output: Path, float_attention: Sequence[int]) -> None:
         "weights": {**number, "symmetric": True, "strategy": "channel"},
         "input_activations": {**number, "symmetric": kind != "int8-azp", "strategy": "token", "dynamic": True},
     }
-    left = [f"encoder.layer.{i}.attention.self.{x}" for i in float_attention for x in ("query", "key", "value")]
     oneshot(
         model=model,
         processor=tokenizer,
         dataset=Dataset.from_list(rows),
-        recipe=[GPTQModifier(config_groups={"group_0": scheme}, ignore=["pooler.dense", *left], dampening_frac=0.01)],
+        recipe=[GPTQModifier(config_groups={"group_0": scheme}, ignore=["pooler.dense", *ignore], dampening_frac=0.01)],
         max_seq_length=256,
         num_calibration_samples=len(rows),
         pipeline="basic",
@@ -69,11 +68,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m examples.encoder.compress", description=__doc__)
     parser.add_argument("kind", choices=KINDS)
     parser.add_argument("output", type=Path, help="the folder to write")
-    parser.add_argument(
-        "--float-attention", type=int, nargs="*", default=(), metavar="LAYER", help="keep its Q, K and V in float"
-    )
+    parser.add_argument("--ignore", nargs="*", default=(), metavar="NAME", help="layers that stay in float; re:PATTERN")
     options = parser.parse_args()
-    compress(options.kind, options.output, options.float_attention)
+    compress(options.kind, options.output, options.ignore)
 
 
 if __name__ == "__main__":
