@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from cutlass_w8a8.quantize import quantize_per_token
 from cutlass_w8a8.spec import QUANT_FLOOR, QUANT_LARGEST
-from cutlass_w8a8.weights import INT8_HIGH, INT8_LOW, operand_of
+from cutlass_w8a8.weight_checks import INT8_HIGH, INT8_LOW, operand_of
 
 Tensor = torch.Tensor
 

@@ -9,7 +9,8 @@ import torch
 from cutlass_w8a8.dtypes import DType
 from cutlass_w8a8.errors import ArgumentError
 from cutlass_w8a8.problem import OVERLAPS
-from cutlass_w8a8.weights import GRANULARITIES, operand_of
+from cutlass_w8a8.weight_checks import operand_of
+from cutlass_w8a8.weights import GRANULARITIES
 
 
 @dataclass(frozen=True)

@@ -3,40 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 from torch.compiler import is_compiling
 
 from cutlass_w8a8.calls import PLAIN
-from cutlass_w8a8.dtypes import OUTPUT_DTYPES
 from cutlass_w8a8.errors import ArgumentError
-from cutlass_w8a8.evt.evaluate import TORCH_DTYPES
 from cutlass_w8a8.nn import activations
 from cutlass_w8a8.nn.activations import Activations
 from cutlass_w8a8.nn.config import W8A8Config
+from cutlass_w8a8.nn.operands import one_granularity, one_input, out_dtype, rows_of
 from cutlass_w8a8.ops import scaled_mm, scaled_mm_azp
 from cutlass_w8a8.prepared import PreparedMM, prepare
-from cutlass_w8a8.request import refuse_gradients
-from cutlass_w8a8.weights import (
-    check_azps,
-    check_extents,
-    check_scales,
-    expand_scales,
-    merge_input_ranges,
-    merge_input_scales,
-    pack,
-    padded,
-    quantize_weight,
-    requantize,
-)
+from cutlass_w8a8.weight_checks import check_extents, padded
+from cutlass_w8a8.weights import pack, quantize_weight
 
 Tensor = torch.Tensor
 Self = TypeVar("Self", bound="W8A8Linear")
 
-OUT_DTYPES = tuple(TORCH_DTYPES[dtype] for dtype in OUTPUT_DTYPES)
 # What keeps its type whatever the module is converted to.
 _FIXED = ("weight", "weight_scale", "azp_adj", "input_scale", "input_azp")
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """A prepared call, and what it is valid for: the type of results, and buffers by name with their addresses."""
+
+    mm: PreparedMM
+    dtype: torch.dtype
+    held: list[tuple[str, Any, int | None]]
 
 
 class W8A8Linear(torch.nn.Module):
@@ -88,7 +85,7 @@ class W8A8Linear(torch.nn.Module):
         super().__init__()
         config = W8A8Config() if config is None else config
         self.in_features, self.out_features, self.config = in_features, out_features, config
-        self.dtype = _out_dtype(torch.get_default_dtype() if dtype is None else dtype)
+        self.dtype = out_dtype(torch.get_default_dtype() if dtype is None else dtype)
         check_extents(out_features, in_features, config.dtype, not config.symmetric)
         n, k = padded(out_features, in_features)
         channels = n if config.weight == "channel" and out_features > 1 else 1
@@ -103,7 +100,7 @@ class W8A8Linear(torch.nn.Module):
         self.register_buffer("azp_adj", None if config.symmetric else full((n,), 0, torch.int32))
         self.register_buffer("input_scale", None if config.dynamic else full((1,), nan, torch.float32))
         self.register_buffer("input_azp", full((1,), 0, torch.int32) if config.folds else None)
-        self._prepared: tuple[tuple[object, ...], PreparedMM] | None = None
+        self._prepared: _Kept | None = None
 
     @classmethod
     def from_linear(
@@ -128,13 +125,12 @@ class W8A8Linear(torch.nn.Module):
         config = W8A8Config() if config is None else config
         weight = linear.weight
         if weight.is_meta:
-            dtype, device = weight.dtype, weight.device
-            extents = linear.in_features, linear.out_features
-            return cls(*extents, linear.bias is not None, config=config, dtype=dtype, device=device)
+            k, n, biased = linear.in_features, linear.out_features, linear.bias is not None
+            return cls(k, n, biased, config=config, dtype=weight.dtype, device=weight.device)
         values, scale = quantize_weight(weight, config.dtype, config.weight)
-        bias = linear.bias
+        bias, dtype = linear.bias, weight.dtype
         return cls.from_quantized(
-            values, scale, bias, config=config, input_scale=input_scale, input_azp=input_azp, dtype=weight.dtype
+            values, scale, bias, config=config, input_scale=input_scale, input_azp=input_azp, dtype=dtype
         )
 
     @classmethod
@@ -168,8 +164,8 @@ class W8A8Linear(torch.nn.Module):
         """
         if weight.dtype is not config.dtype:
             raise ArgumentError(f"weight has dtype {weight.dtype} but config.dtype is {config.dtype}; make them alike")
-        weight, scale = _one_granularity(weight, weight_scale.float().flatten(), config, logical_widths)
-        input_scale, input_azp = _one_input(input_scale, input_azp, config)
+        weight, scale = one_granularity(weight, weight_scale.float().flatten(), config, logical_widths)
+        input_scale, input_azp = one_input(input_scale, input_azp, config)
         if dtype is None:
             dtype = torch.get_default_dtype() if bias is None else bias.dtype
         packed = pack(weight, scale, bias, zero_points=not config.symmetric, azp=input_azp)
@@ -234,26 +230,25 @@ class W8A8Linear(torch.nn.Module):
 
     def _prepared_mm(self) -> PreparedMM:
         """The prepared call of the tensors held now; whoever replaces one, or its memory, gets another."""
-        held = (self.weight, self.weight_scale, self.bias, self.azp_adj)
-        key = (
-            self.dtype,
-            *[(id(each), each.data_ptr() if type(each) in PLAIN else 0) for each in held if each is not None],
+        buffers: dict[str, Any] = self._buffers
+        kept = self._prepared
+        if kept is not None and kept.dtype is self.dtype:
+            for name, tensor, address in kept.held:
+                if buffers[name] is not tensor or (address is not None and tensor.data_ptr() != address):
+                    break
+            else:
+                return kept.mm
+        b, overlap = self.weight.t(), self.config.overlap
+        mm = prepare(b, self.weight_scale, self.dtype, self.bias, azp_adj=self.azp_adj, overlap=overlap)
+        held = [(name, buffers[name]) for name in ("weight", "weight_scale", "bias", "azp_adj")]
+        self._prepared = _Kept(
+            mm, self.dtype, [(name, each, each.data_ptr() if type(each) in PLAIN else None) for name, each in held]
         )
-        if self._prepared is None or self._prepared[0] != key:
-            mm = prepare(
-                self.weight.t(),
-                self.weight_scale,
-                self.dtype,
-                self.bias,
-                azp_adj=self.azp_adj,
-                overlap=self.config.overlap,
-            )
-            self._prepared = key, mm
-        return self._prepared[1]
+        return mm
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         # What a conversion would make of a result.
-        dtype = _out_dtype(fn(torch.empty(0, dtype=self.dtype, device=self.weight.device)).dtype)
+        dtype = out_dtype(fn(torch.empty(0, dtype=self.dtype, device=self.weight.device)).dtype)
         fixed = {id(self._buffers[name]) for name in _FIXED}
 
         def move(tensor: Tensor) -> Tensor:
@@ -301,73 +296,3 @@ class W8A8Linear(torch.nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self.weight = self.weight.view(self.config.dtype)
-
-
-def rows_of(x: Tensor, features: int) -> Tensor:
-    """x [..., features] as [M, features], contiguous along its rows.
-
-    Raises:
-        ArgumentError: x is of another extent, or asks for a gradient.
-    """
-    if not x.dim() or x.shape[-1] != features:
-        raise ArgumentError(f"x has shape {tuple(x.shape)}; it must be [..., K] with K={features}")
-    if torch.is_grad_enabled():
-        refuse_gradients(x)
-    rows = x.reshape(-1, features)
-    return rows if rows.stride(1) == 1 else rows.contiguous()
-
-
-def _out_dtype(dtype: torch.dtype) -> torch.dtype:
-    if dtype not in OUT_DTYPES:
-        raise ArgumentError(
-            f"dtype is {dtype}; a W8A8Linear computes {', '.join(map(str, OUT_DTYPES))}; convert its inputs and "
-            "results instead"
-        )
-    return dtype
-
-
-def _one_granularity(
-    weight: Tensor, scale: Tensor, config: W8A8Config, logical_widths: Sequence[int]
-) -> tuple[Tensor, Tensor]:
-    """Weight and scales, one or one for each channel, as the configuration wants them."""
-    n = weight.shape[0]
-    if not bool(scale.isfinite().all()):
-        raise ArgumentError("weight_scale holds NaN or an infinity; load the values it belongs with")
-    widths = tuple(logical_widths)
-    if widths and sum(widths) != n:
-        raise ArgumentError(f"logical_widths {widths} add up to {sum(widths)}, but weight has {n} rows")
-    if config.weight == "tensor":
-        if scale.numel() == 1:
-            return weight, scale
-        if widths and scale.numel() == len(widths):
-            return requantize(weight, scale, widths)
-        raise ArgumentError(
-            f"weight_scale has {scale.numel()} values, but config.weight is 'tensor'; pass one, or one for each of "
-            "logical_widths, or config.weight='channel'"
-        )
-    if scale.numel() == n:
-        return weight, scale
-    if scale.numel() == 1:
-        return weight, scale.expand(n).contiguous()
-    if widths:
-        return weight, expand_scales(scale, widths)
-    raise ArgumentError(
-        f"weight_scale has {scale.numel()} values for N={n}; pass 1, N, or one for each shard with logical_widths"
-    )
-
-
-def _one_input(scale: Tensor | None, azp: Tensor | None, config: W8A8Config) -> tuple[Tensor | None, Tensor | None]:
-    """Static scale and zero point, float32 [1] and int32 [1], of what may be one for each shard."""
-    if (scale is not None) is config.dynamic or (azp is not None) is not config.folds:
-        wanted = "none of them" if config.dynamic else "both" if config.folds else "input_scale alone"
-        given = ", ".join(name for name, value in (("input_scale", scale), ("input_azp", azp)) if value is not None)
-        raise ArgumentError(f"{given or 'no input_scale'} given; this configuration needs {wanted}")
-    if scale is None:
-        return None, None
-    if azp is None:
-        return merge_input_scales(scale), None
-    if scale.numel() == azp.numel() == 1:
-        check_scales("input_scale", scale.float())
-        check_azps(azp)
-        return scale.float().reshape(1), azp.reshape(1).to(torch.int32)
-    return merge_input_ranges(scale, azp)

@@ -16,7 +16,8 @@ import torch.distributed as dist
 from cutlass_w8a8.errors import ArgumentError
 from cutlass_w8a8.nn import activations
 from cutlass_w8a8.nn.activations import Activations
-from cutlass_w8a8.nn.linear import W8A8Linear, rows_of
+from cutlass_w8a8.nn.linear import W8A8Linear
+from cutlass_w8a8.nn.operands import rows_of
 
 Tensor = torch.Tensor
 

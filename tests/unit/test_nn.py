@@ -18,7 +18,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from cutlass_w8a8 import ArgumentError
 from cutlass_w8a8.nn import W8A8Config, W8A8Linear, activations, calibrate, quantize_
 from cutlass_w8a8.quantize import quantize_rows
-from cutlass_w8a8.weights import operand_of, quantize_weight
+from cutlass_w8a8.weight_checks import operand_of
+from cutlass_w8a8.weights import quantize_weight
 
 E4M3 = torch.float8_e4m3fn
 MODES = [

@@ -6,14 +6,14 @@ import pytest
 import torch
 
 import cutlass_w8a8
-from cutlass_w8a8 import ArgumentError, weights
+from cutlass_w8a8 import ArgumentError
+from cutlass_w8a8.weight_checks import check_extents, padded
 from cutlass_w8a8.weights import (
     column_sums,
     expand_scales,
     merge_input_ranges,
     merge_input_scales,
     pack,
-    padded,
     quantize_weight,
     requantize,
 )
@@ -177,9 +177,9 @@ def test_what_does_not_fit_is_refused() -> None:
         "pass both or neither": lambda: pack(q, scale, azp=torch.tensor(3)),
         "zero point is 200": lambda: pack(q, scale, zero_points=True, azp=torch.tensor(200)),
         r"weight is torch\.float32": lambda: pack(q.float(), scale),
-        "beyond K=131071": lambda: weights.check_extents(8, 131072, torch.int8, False),
-        "beyond K=65793": lambda: weights.check_extents(8, 65800, torch.int8, True),
-        "N=0": lambda: weights.check_extents(0, 16, torch.int8, False),
+        "beyond K=131071": lambda: check_extents(8, 131072, torch.int8, False),
+        "beyond K=65793": lambda: check_extents(8, 65800, torch.int8, True),
+        "N=0": lambda: check_extents(0, 16, torch.int8, False),
     }.items():
         with pytest.raises(ArgumentError, match=match):
             call()
