@@ -11,6 +11,7 @@ from cutlass_w8a8.counters import snapshot as stats
 from cutlass_w8a8.errors import (
     ArgumentError,
     CacheError,
+    CheckpointError,
     CompileError,
     ConfigError,
     LaunchError,
@@ -34,6 +35,7 @@ from cutlass_w8a8.warm import WarmupReport, warmup
 __all__ = [
     "ArgumentError",
     "CacheError",
+    "CheckpointError",
     "CompileError",
     "ConfigError",
     "EpilogueSpec",

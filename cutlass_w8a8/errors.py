@@ -53,5 +53,9 @@ class UnwritableError(CacheError):
     """A directory that is to hold kernels cannot be written; builds fall back to a temporary one."""
 
 
+class CheckpointError(W8A8Error, ValueError):
+    """A checkpoint cannot be read or written, or does not fit the model."""
+
+
 class LaunchError(W8A8Error, RuntimeError):
     """The CUDA driver refused to load or launch a kernel."""

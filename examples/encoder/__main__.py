@@ -16,7 +16,7 @@ from torch import Tensor
 import cutlass_w8a8
 from cutlass_w8a8.errors import W8A8Error
 
-from . import checkpoint, report
+from . import checkpoint, compressed, report
 from .kernels import Built, build, build_all, served
 from .model import DemoError, Encoder, LinearFunction, Tokens, fp32_linear, load_pretrained
 from .w8a8 import OUT_DTYPE, VARIANTS, QuantizedLinear, QuantizedLinears, Variant, quantize
@@ -43,7 +43,13 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/demo", description=__doc__)
     parser.add_argument("mode", nargs="?", choices=("run", "export"), default="run", help="default: run")
     parser.add_argument("--sentences", type=Path, metavar="FILE", help="one a line, two or more; default: 200 built in")
-    parser.add_argument("--checkpoint", type=Path, metavar="FILE", help="run from a file that `export` wrote")
+    parser.add_argument(
+        "--checkpoint",
+        type=Path,
+        metavar="PATH",
+        help="run from a file that `export` wrote, or, "
+        "of the published model, from a folder in the compressed-tensors format",
+    )
     parser.add_argument("--output", type=Path, metavar="FILE", help="where `export` writes the quantised checkpoint")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results there")
     parser.add_argument("--device", choices=("cuda", "cpu"), help="default: cuda if there is a GPU with kernels")
@@ -52,7 +58,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if (options.mode == "export") != (options.output is not None):
         parser.error("`export` needs --output FILE, and --output needs `export`")
-    if options.checkpoint and (options.sentences or options.mode == "export"):
+    options.folder = options.checkpoint is not None and options.checkpoint.is_dir()
+    if options.checkpoint and (options.mode == "export" or (options.sentences and not options.folder)):
         parser.error("--checkpoint brings its own sentences and is quantised already: drop the other option")
     if options.batch_size < 1:
         parser.error(f"--batch-size {options.batch_size}: must be 1 or more")
@@ -195,6 +202,27 @@ def run(options: argparse.Namespace, out: Console) -> None:
         out.print(f"Wrote {options.json}")
 
 
+def run_folder(options: argparse.Namespace, out: Console) -> None:
+    """Embed with a checkpoint of the compressed-tensors format, and compare it with the published model in fp32."""
+    device = pick_device(options.device)
+    sentences = read_sentences(options.sentences or _SENTENCES)
+    encoder, linears = load_pretrained()
+    stored = compressed.load(options.checkpoint, encoder, device)
+    encoder, linears = encoder.to(device), {name: tensor.to(device) for name, tensor in linears.items()}
+    batches = [batch.to(device) for batch in encoder.batches(sentences, options.batch_size)]
+    reference, seconds = embed(encoder, batches, fp32_linear(linears))
+    results = [report.compare("fp32", reference, reference, seconds)]
+    embeddings, seconds = embed(stored.encoder, batches, stored)
+    results.append(report.compare(stored.name, embeddings, reference, seconds))
+    report.print_results(out, results, len(sentences))
+    if stored.floats:
+        out.print(f"Left in float: {', '.join(stored.floats)}", soft_wrap=True)
+    if options.json:
+        where = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
+        report.write_json(options.json, device=where, sentences=len(sentences), results=results, served=[], built=[])
+        out.print(f"Wrote {options.json}")
+
+
 def progress(out: Console, total: int) -> Callable[[int, Built], None]:
     """A function that prints one line for each kernel that is ready."""
 
@@ -211,7 +239,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     out = report.console()
     try:
         with torch.inference_mode():
-            (export if options.mode == "export" else run)(options, out)
+            (export if options.mode == "export" else run_folder if options.folder else run)(options, out)
     except (DemoError, W8A8Error) as error:
         print(f"scripts/demo: {error}", file=sys.stderr)
         return 1

@@ -18,7 +18,14 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
-LINEAR_KINDS = ("qkv", "attention_output", "intermediate", "output")
+# Kinds of linear layers, and what each is made of in BERT's own names.
+LINEAR_SHARDS = {
+    "qkv": ("attention.self.query", "attention.self.key", "attention.self.value"),
+    "attention_output": ("attention.output.dense",),
+    "intermediate": ("intermediate.dense",),
+    "output": ("output.dense",),
+}
+LINEAR_KINDS = tuple(LINEAR_SHARDS)
 
 LinearFunction = Callable[[str, Tensor], Tensor]
 """(layer name such as ``layers.0.qkv``, fp32 [tokens, K]) -> [tokens, N], any floating dtype."""
@@ -203,22 +210,26 @@ def from_bert(state: Mapping[str, Tensor], config: EncoderConfig) -> tuple[dict[
     Returns:
         The encoder's own tensors, and the linear layers' weights and biases.
     """
+    linears = {
+        f"layers.{i}.{kind}.{part}": torch.cat([state[f"encoder.layer.{i}.{shard}.{part}"] for shard in shards])
+        for i in range(config.layers)
+        for kind, shards in LINEAR_SHARDS.items()
+        for part in ("weight", "bias")
+    }
+    return encoder_tensors(state, config), linears
+
+
+def encoder_tensors(state: Mapping[str, Tensor], config: EncoderConfig) -> dict[str, Tensor]:
+    """Those of a BERT state dict that are no linear layers', under this module's names."""
     tensors = {
         "embeddings.word": state["embeddings.word_embeddings.weight"],
         "embeddings.position": state["embeddings.position_embeddings.weight"][: config.max_tokens],
         "embeddings.type": state["embeddings.token_type_embeddings.weight"],
     }
-    linears: dict[str, Tensor] = {}
     for part in ("weight", "bias"):
         tensors[f"embeddings.norm.{part}"] = state[f"embeddings.LayerNorm.{part}"]
         for i in range(config.layers):
             ours, theirs = f"layers.{i}", f"encoder.layer.{i}"
             tensors[f"{ours}.attention_norm.{part}"] = state[f"{theirs}.attention.output.LayerNorm.{part}"]
             tensors[f"{ours}.output_norm.{part}"] = state[f"{theirs}.output.LayerNorm.{part}"]
-            linears[f"{ours}.qkv.{part}"] = torch.cat(
-                [state[f"{theirs}.attention.self.{which}.{part}"] for which in ("query", "key", "value")]
-            )
-            linears[f"{ours}.attention_output.{part}"] = state[f"{theirs}.attention.output.dense.{part}"]
-            linears[f"{ours}.intermediate.{part}"] = state[f"{theirs}.intermediate.dense.{part}"]
-            linears[f"{ours}.output.{part}"] = state[f"{theirs}.output.dense.{part}"]
-    return tensors, linears
+    return tensors

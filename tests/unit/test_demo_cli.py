@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from cutlass_w8a8.checkpoint import save
+from cutlass_w8a8.nn import W8A8Config, quantize_
 from examples.encoder import checkpoint
 from examples.encoder.__main__ import main, read_sentences
 from examples.encoder.model import Encoder, fp32_linear, from_bert
@@ -134,3 +136,52 @@ def test_installer_says_what_is_missing_and_makes_nothing(clone: Path, variables
     assert message in result.stderr
     assert result.stderr.count("\n") == 1
     assert sorted(clone.rglob("*")) == before
+
+
+def test_run_from_a_folder_in_the_compressed_tensors_format(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("compressed_tensors", reason="comes with the extra `checkpoints`")
+    state = random_bert(CONFIG)
+    tensors, linears = from_bert(state, CONFIG)
+    monkeypatch.setattr("examples.encoder.__main__.load_pretrained",
+                        lambda: (Encoder(CONFIG, tiny_tokenizer(), tensors), linears))  # fmt: skip
+    model = as_modules(state)
+    quantize_(model, W8A8Config(symmetric=False), lambda m, name: type(m) is torch.nn.Linear and "1.output" not in name)
+    save(model, tmp_path / "folder")
+    sentences = tmp_path / "sentences.txt"
+    sentences.write_text("\n".join(SENTENCES))
+    output = tmp_path / "out.json"
+    options = ["--checkpoint", str(tmp_path / "folder"), "--sentences", str(sentences), "--device", "cpu"]
+    assert main([*options, "--json", str(output)]) == 0
+    printed = capsys.readouterr().out
+    assert "Left in float: layers.1.output" in printed
+    fp32, ours = json.loads(output.read_text())["variants"]
+    assert fp32["cosine_min"] == pytest.approx(1) and ours["variant"] == "int8-azp dynamic per token"
+    assert 0.98 < ours["cosine_min"] <= ours["cosine_mean"] < 0.99999
+
+    partly = as_modules(state)
+    quantize_(partly, W8A8Config(), lambda m, name: type(m) is torch.nn.Linear and "query" not in name)
+    save(partly, tmp_path / "partly")
+    assert main(["--checkpoint", str(tmp_path / "partly"), "--device", "cpu"]) == 1
+    assert "only some are quantised" in capsys.readouterr().err
+
+
+def as_modules(state: dict[str, torch.Tensor]) -> torch.nn.Module:
+    """Modules whose state this is, linear layers where there are matrices of linear layers."""
+    root = torch.nn.Module()
+    for name in {name.rpartition(".")[0] for name in state}:
+        *path, last = name.split(".")
+        parent = root
+        for part in path:
+            if part not in parent._modules:
+                parent.add_module(part, torch.nn.Module())
+            parent = parent.get_submodule(part)
+        weight = state[f"{name}.weight"]
+        linear = weight.dim() == 2 and f"{name}.bias" in state
+        child = torch.nn.Linear(*weight.shape[::-1]) if linear else torch.nn.Module()
+        for part in ("weight", "bias"):
+            if f"{name}.{part}" in state:
+                setattr(child, part, torch.nn.Parameter(state[f"{name}.{part}"], requires_grad=False))
+        parent.add_module(last, child)
+    return root
