@@ -10,6 +10,7 @@ from cutlass_w8a8.calls import PLAIN, signature
 from cutlass_w8a8.config import KernelConfig
 from cutlass_w8a8.errors import ArgumentError
 from cutlass_w8a8.evt.evaluate import TORCH_DTYPES, accumulate, evaluate
+from cutlass_w8a8.problem import DEFAULT_OVERLAP
 from cutlass_w8a8.request import Request, check_kinds, refuse_gradients
 from cutlass_w8a8.settings import options
 from cutlass_w8a8.support import Config
@@ -29,7 +30,7 @@ def scaled_mm(
     *,
     out: Tensor | None = None,
     config: Config = None,
-    overlap: str = "none",
+    overlap: str = DEFAULT_OVERLAP,
     batch_invariant: bool | None = None,
 ) -> Tensor:
     """D = scale_a * scale_b * (a @ b) + bias, in one kernel.
@@ -54,8 +55,8 @@ def scaled_mm(
         config: a `KernelConfig` or its text form, instead of the heuristic's choice; its kernel is waited for under
             any policy. On the CPU its form is checked, and it has no effect.
         overlap: how the kernel may overlap with the one before it on the stream (Hopper; elsewhere without effect).
-            ``"none"``: it starts when that one has ended. ``"launch"``: it may start before, if that one lets it, and
-            waits for its end before it touches memory. ``"weights"``: it also loads b before it waits; that is wrong if
+            ``"none"``: it starts when that one has ended. ``"launch"``, the default: it may start before, if that one
+            lets it, and waits for its end before it touches memory. ``"weights"``: it also loads b before it waits; that is wrong if
             b is written by work that may still run, so ask for it where weights are constant. Both rely on kernels of
             others that are launched like this to wait for what precedes them.
         batch_invariant: whether the bits of a row must not depend on M: fp8 kernels that divide K among blocks are then
@@ -99,7 +100,7 @@ def scaled_mm_azp(
     *,
     out: Tensor | None = None,
     config: Config = None,
-    overlap: str = "none",
+    overlap: str = DEFAULT_OVERLAP,
     batch_invariant: bool | None = None,
 ) -> Tensor:
     """D = scale_a * scale_b * (a @ b - azp * azp_adj) + bias for int8 operands, in one kernel.

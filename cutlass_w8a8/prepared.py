@@ -14,7 +14,7 @@ from cutlass_w8a8.calls import PLAIN, signature
 from cutlass_w8a8.errors import ArgumentError
 from cutlass_w8a8.memo import Memo
 from cutlass_w8a8.ops import evaluated, traced
-from cutlass_w8a8.problem import Overlap
+from cutlass_w8a8.problem import CONSTANT_OVERLAP, Overlap
 from cutlass_w8a8.request import check, check_kinds, refuse_gradients
 from cutlass_w8a8.settings import options
 from cutlass_w8a8.support import Config
@@ -33,22 +33,21 @@ def prepare(
     *,
     azp_adj: Tensor | None = None,
     config: Config = None,
-    overlap: str = "none",
+    overlap: str = CONSTANT_OVERLAP,
     batch_invariant: bool | None = None,
 ) -> PreparedMM:
     """`scaled_mm` (with ``azp_adj``: `scaled_mm_azp`) for fixed weights: a call takes activations only.
 
-    It spends less host time than the plain call. With ``overlap="weights"`` it loads weights while the kernel before it
-    still runs.
+    It spends less host time than the plain call, and loads weights while the kernel before it still runs.
 
     Args:
         b, scale_b, bias, azp_adj: constant operands, as `scaled_mm` and `scaled_mm_azp` take them. They are kept, and
-            must not be given other memory after the first call (``.data =``, ``.cuda()`` of their module). With
-            ``overlap="weights"`` b must not be written by work that may still run when a call is made. This function
+            must not be given other memory after the first call (``.data =``, ``.cuda()`` of their module). Unless
+            ``overlap`` is another, b must not be written by work that may still run when a call is made. This function
             waits for what is on the current stream now; after updating b in place synchronise again, and do not write
             it within a graph that also holds calls.
         out_dtype, config, batch_invariant: as in `scaled_mm`.
-        overlap: as in `scaled_mm`.
+        overlap: as in `scaled_mm`, but ``"weights"`` unless asked otherwise.
 
     Raises:
         ArgumentError: an operand is not acceptable.

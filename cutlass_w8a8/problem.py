@@ -26,6 +26,10 @@ class Overlap(str, Enum):
 
 
 OVERLAPS = tuple(overlap.value for overlap in Overlap)
+# Asks nothing of the caller.
+DEFAULT_OVERLAP = Overlap.LAUNCH.value
+# For weights that stay: a layer's, a prepared call's.
+CONSTANT_OVERLAP = Overlap.WEIGHTS.value
 
 
 @dataclass(frozen=True)

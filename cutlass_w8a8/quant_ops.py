@@ -9,6 +9,7 @@ from torch.compiler import is_compiling
 
 from cutlass_w8a8.calls import PLAIN
 from cutlass_w8a8.errors import ArgumentError
+from cutlass_w8a8.problem import DEFAULT_OVERLAP
 from cutlass_w8a8.quant_calls import run
 from cutlass_w8a8.quant_request import (
     Names,
@@ -37,7 +38,7 @@ def quantize(
     out: Tensor | None = None,
     scale_out: Tensor | None = None,
     azp_out: Tensor | None = None,
-    overlap: str = "none",
+    overlap: str = DEFAULT_OVERLAP,
 ) -> tuple[Tensor, ...]:
     """Quantise x: by rows or as a whole, by scales that are found or given, with a zero point or without.
 
@@ -109,7 +110,7 @@ def quantize_per_token(
     *,
     out: Tensor | None = None,
     scale: Tensor | None = None,
-    overlap: str = "none",
+    overlap: str = DEFAULT_OVERLAP,
 ) -> tuple[Tensor, Tensor]:
     """Quantise each row of x by a scale of its own, as the first operand of `scaled_mm`.
 
@@ -155,7 +156,7 @@ def quantize_per_token(
 
 
 def quantize_fake(
-    x: Tensor, dtype: torch.dtype, granularity: str = "token", overlap: str = "none"
+    x: Tensor, dtype: torch.dtype, granularity: str = "token", overlap: str = DEFAULT_OVERLAP
 ) -> tuple[Tensor, Tensor]:
     """Tensors like the values and scales, without memory of their own, for tracing.
 

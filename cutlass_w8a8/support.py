@@ -14,7 +14,7 @@ from cutlass_w8a8.dtypes import OPERAND_DTYPES, OUTPUT_DTYPES
 from cutlass_w8a8.errors import ArgumentError, ConfigError, UnsupportedError
 from cutlass_w8a8.evt.epilogues import Azp, EpilogueSpec
 from cutlass_w8a8.evt.evaluate import TORCH_DTYPES
-from cutlass_w8a8.problem import Overlap, Problem
+from cutlass_w8a8.problem import DEFAULT_OVERLAP, Overlap, Problem
 from cutlass_w8a8.request import FROM_TORCH, Request, check
 from cutlass_w8a8.runtime.device import arch_of, device
 from cutlass_w8a8.spec import KernelSpec
@@ -141,7 +141,7 @@ def explain(
     config: Config = None,
     capability: Capability | None = None,
     sm_count: int | None = None,
-    overlap: str = "none",
+    overlap: str = DEFAULT_OVERLAP,
     batch_invariant: bool = False,
 ) -> Explanation:
     """The kernel that serves this call on a device of ``capability`` (default: that of a's device).

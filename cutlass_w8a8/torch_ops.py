@@ -9,6 +9,7 @@ import torch
 
 from cutlass_w8a8 import quant_ops
 from cutlass_w8a8.ops import _run
+from cutlass_w8a8.problem import DEFAULT_OVERLAP
 from cutlass_w8a8.quant_calls import run as _run_quantize
 from cutlass_w8a8.quant_request import scheme_of
 from cutlass_w8a8.request import check_matrices
@@ -46,7 +47,7 @@ def _scaled_mm(
     out_dtype: torch.dtype,
     bias: Tensor | None = None,
     config: str | None = None,
-    overlap: str = "none",
+    overlap: str = DEFAULT_OVERLAP,
     batch_invariant: bool | None = None,
 ) -> Tensor:
     return _run(a, b, scale_a, scale_b, out_dtype, None, None, bias, None, config, overlap, batch_invariant)
@@ -62,7 +63,7 @@ def _scaled_mm_azp(
     azp: Tensor | None = None,
     bias: Tensor | None = None,
     config: str | None = None,
-    overlap: str = "none",
+    overlap: str = DEFAULT_OVERLAP,
     batch_invariant: bool | None = None,
 ) -> Tensor:
     return _run(a, b, scale_a, scale_b, out_dtype, azp_adj, azp, bias, None, config, overlap, batch_invariant)
@@ -78,47 +79,56 @@ def _scaled_mm_out(
     azp: Tensor | None = None,
     bias: Tensor | None = None,
     config: str | None = None,
-    overlap: str = "none",
+    overlap: str = DEFAULT_OVERLAP,
     batch_invariant: bool | None = None,
 ) -> None:
     _run(a, b, scale_a, scale_b, out.dtype, azp_adj, azp, bias, out, config, overlap, batch_invariant)
 
 
-def _per_token(x: Tensor, dtype: torch.dtype, overlap: str = "none") -> tuple[Tensor, Tensor]:
+def _per_token(x: Tensor, dtype: torch.dtype, overlap: str = DEFAULT_OVERLAP) -> tuple[Tensor, Tensor]:
     return _run_quantize(x, dtype, "token", None, None, None, overlap, quant_ops.GIVEN)[:2]
 
 
-def _per_token_out(out: Tensor, scale: Tensor, x: Tensor, overlap: str = "none") -> None:
+def _per_token_out(out: Tensor, scale: Tensor, x: Tensor, overlap: str = DEFAULT_OVERLAP) -> None:
     _run_quantize(x, out.dtype, "token", out, scale, None, overlap, quant_ops.GIVEN)
 
 
 def _quantize(
-    x: Tensor, dtype: torch.dtype, granularity: str = "token", overlap: str = "none"
+    x: Tensor, dtype: torch.dtype, granularity: str = "token", overlap: str = DEFAULT_OVERLAP
 ) -> tuple[Tensor, Tensor]:
     scheme = scheme_of(granularity, azp=False, dtype=dtype).value
     return _run_quantize(x, dtype, scheme, None, None, None, overlap, quant_ops.GIVEN)[:2]
 
 
 def _quantize_azp(
-    x: Tensor, dtype: torch.dtype, granularity: str = "token", overlap: str = "none"
+    x: Tensor, dtype: torch.dtype, granularity: str = "token", overlap: str = DEFAULT_OVERLAP
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     scheme = scheme_of(granularity, azp=True, dtype=dtype).value
     return _run_quantize(x, dtype, scheme, None, None, None, overlap, quant_ops.GIVEN)
 
 
 def _quantize_out(
-    out: Tensor, scale: Tensor, azp: Tensor | None, x: Tensor, granularity: str = "token", overlap: str = "none"
+    out: Tensor,
+    scale: Tensor,
+    azp: Tensor | None,
+    x: Tensor,
+    granularity: str = "token",
+    overlap: str = DEFAULT_OVERLAP,
 ) -> None:
     scheme = scheme_of(granularity, azp=azp is not None, dtype=out.dtype).value
     _run_quantize(x, out.dtype, scheme, out, scale, azp, overlap, quant_ops.GIVEN)
 
 
-def _static(x: Tensor, dtype: torch.dtype, scale: Tensor, azp: Tensor | None = None, overlap: str = "none") -> Tensor:
+def _static(
+    x: Tensor, dtype: torch.dtype, scale: Tensor, azp: Tensor | None = None, overlap: str = DEFAULT_OVERLAP
+) -> Tensor:
     scheme = scheme_of("static", azp=azp is not None, dtype=dtype).value
     return _run_quantize(x, dtype, scheme, None, scale, azp, overlap, quant_ops.GIVEN)[0]
 
 
-def _static_out(out: Tensor, x: Tensor, scale: Tensor, azp: Tensor | None = None, overlap: str = "none") -> None:
+def _static_out(
+    out: Tensor, x: Tensor, scale: Tensor, azp: Tensor | None = None, overlap: str = DEFAULT_OVERLAP
+) -> None:
     scheme = scheme_of("static", azp=azp is not None, dtype=out.dtype).value
     _run_quantize(x, out.dtype, scheme, out, scale, azp, overlap, quant_ops.GIVEN)
 
@@ -128,12 +138,12 @@ def _fake(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, out_dtype: tor
     return a.new_empty((*a.shape[:-1], b.shape[1]), dtype=out_dtype)
 
 
-def _fake_per_token(x: Tensor, dtype: torch.dtype, overlap: str = "none") -> tuple[Tensor, Tensor]:
+def _fake_per_token(x: Tensor, dtype: torch.dtype, overlap: str = DEFAULT_OVERLAP) -> tuple[Tensor, Tensor]:
     return quant_ops.quantize_fake(x, dtype, "token", overlap)
 
 
 def _fake_quantize_azp(
-    x: Tensor, dtype: torch.dtype, granularity: str = "token", overlap: str = "none"
+    x: Tensor, dtype: torch.dtype, granularity: str = "token", overlap: str = DEFAULT_OVERLAP
 ) -> tuple[Tensor, Tensor, Tensor]:
     scheme_of(granularity, azp=True, dtype=dtype)
     q, scale = quant_ops.quantize_fake(x, dtype, granularity, overlap)

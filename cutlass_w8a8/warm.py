@@ -17,6 +17,7 @@ from cutlass_w8a8.arch import arch_named, runs_on
 from cutlass_w8a8.errors import ArgumentError, CacheError, LaunchError, ToolchainError
 from cutlass_w8a8.evt.epilogues import Azp, EpilogueSpec, ScaleA, ScaleB
 from cutlass_w8a8.prepared import PreparedMM
+from cutlass_w8a8.problem import DEFAULT_OVERLAP
 from cutlass_w8a8.runtime.device import Device, arch_of, capturing, current_device
 from cutlass_w8a8.runtime.device import device as facts_of
 from cutlass_w8a8.settings import device_index, options
@@ -59,7 +60,7 @@ def warmup(
     azp: str = "none",
     scale_a: str = "token",
     scale_b: str = "channel",
-    overlap: str = "none",
+    overlap: str = DEFAULT_OVERLAP,
     batch_invariant: bool | None = None,
     quantize: torch.dtype | None = torch.bfloat16,
     schemes: Iterable[str] | None = None,

@@ -11,6 +11,7 @@ from cutlass_w8a8.checkpoint.read import QUANTISED, Checkpoint
 from cutlass_w8a8.errors import CheckpointError
 from cutlass_w8a8.nn import W8A8Linear
 from cutlass_w8a8.nn.convert import replace
+from cutlass_w8a8.problem import CONSTANT_OVERLAP
 
 Tensor = torch.Tensor
 
@@ -21,7 +22,7 @@ def load_(
     *,
     fused: Mapping[str, Sequence[str]] | None = None,
     rename: Callable[[str], str] | None = None,
-    overlap: str = "none",
+    overlap: str = CONSTANT_OVERLAP,
 ) -> None:
     """Load a quantised checkpoint into a model, its quantised layers as `W8A8Linear`.
 

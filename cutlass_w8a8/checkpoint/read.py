@@ -14,6 +14,7 @@ import torch
 from cutlass_w8a8.checkpoint.schemes import Schemes
 from cutlass_w8a8.errors import ArgumentError, CheckpointError, UnsupportedError
 from cutlass_w8a8.nn import W8A8Linear
+from cutlass_w8a8.problem import CONSTANT_OVERLAP
 
 Tensor = torch.Tensor
 
@@ -100,7 +101,7 @@ class Checkpoint:
         *,
         module: torch.nn.Module | None = None,
         dtype: torch.dtype | None = None,
-        overlap: str = "none",
+        overlap: str = CONSTANT_OVERLAP,
     ) -> W8A8Linear:
         """A quantised layer, or several fused to one.
 

@@ -9,6 +9,7 @@ import torch
 
 from cutlass_w8a8.errors import CheckpointError, UnsupportedError
 from cutlass_w8a8.nn import W8A8Config
+from cutlass_w8a8.problem import CONSTANT_OVERLAP
 
 METHOD = "compressed-tensors"
 FORMATS = {torch.int8: "int-quantized", torch.float8_e4m3fn: "float-quantized"}
@@ -66,7 +67,7 @@ class Schemes:
         self._schemes = {target: scheme for scheme in parsed.config_groups.values() for target in scheme.targets}
         self._format = parsed.format
 
-    def config(self, name: str, module: torch.nn.Module, overlap: str = "none") -> W8A8Config | None:
+    def config(self, name: str, module: torch.nn.Module, overlap: str = CONSTANT_OVERLAP) -> W8A8Config | None:
         """How the layer ``name``, a ``module``, is quantised; None if it is not.
 
         Raises:

@@ -1,7 +1,8 @@
 """Quantisation of activations as layers ask for it.
 
-`quantize` is by the kernels. What tensor parallel layers share is the same in torch, in three steps, so that limits can
-be brought together in between: `limits` measures, `parameters` turns that into scales and zero points, `apply` quantises.
+`quantize` is by the kernels. For tensor parallel layers there is the same in torch, in three steps, so that limits can
+be brought together in between: `limits` measures, `parameters` turns that into scales and zero points, `apply`
+quantises.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from cutlass_w8a8 import quant_ops
+from cutlass_w8a8.problem import DEFAULT_OVERLAP
 from cutlass_w8a8.spec import QUANT_FLOOR, QUANT_LARGEST, QUANT_RANGE
 from cutlass_w8a8.weight_checks import INT8_HIGH, INT8_LOW, operand_of
 
@@ -42,7 +44,7 @@ def quantize(
     azp: Tensor | None = None,
     symmetric: bool = True,
     width: int | None = None,
-    overlap: str = "none",
+    overlap: str = DEFAULT_OVERLAP,
 ) -> Activations:
     """Quantise rows, as `cutlass_w8a8.quantize` does, into the columns a layer wants.
 

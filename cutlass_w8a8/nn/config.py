@@ -8,7 +8,7 @@ import torch
 
 from cutlass_w8a8.dtypes import DType
 from cutlass_w8a8.errors import ArgumentError
-from cutlass_w8a8.problem import OVERLAPS
+from cutlass_w8a8.problem import CONSTANT_OVERLAP, OVERLAPS
 from cutlass_w8a8.weight_checks import operand_of
 from cutlass_w8a8.weights import GRANULARITIES
 
@@ -35,7 +35,7 @@ class W8A8Config:
     dynamic: bool = True
     granularity: str | None = None
     symmetric: bool = True
-    overlap: str = "none"
+    overlap: str = CONSTANT_OVERLAP
 
     def __post_init__(self) -> None:
         operand = operand_of("dtype", self.dtype)

@@ -228,6 +228,10 @@ class W8A8Linear(torch.nn.Module):
             a.values, b, a.scale, self.weight_scale, self.dtype, self.azp_adj, a.azp, self.bias, overlap=overlap
         )
 
+    def prepared_mms(self) -> list[PreparedMM]:
+        """The calls that `cutlass_w8a8.warmup` gets kernels for."""
+        return [self._prepared_mm()]
+
     def _prepared_mm(self) -> PreparedMM:
         """The prepared call of the tensors held now; whoever replaces one, or its memory, gets another."""
         buffers: dict[str, Any] = self._buffers
