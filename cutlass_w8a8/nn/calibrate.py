@@ -53,7 +53,7 @@ class Calibration:
 
 @contextmanager
 def calibrate(model: torch.nn.Module, filter_fn: Filter | None = None) -> Iterator[Calibration]:
-    """Within this context, record how far the inputs of the model's linear layers reach.
+    """Within this context, record how far the inputs of the model's linear layers reach::
 
         with calibrate(model) as calibration:
             for batch in batches:
