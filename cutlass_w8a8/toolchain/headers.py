@@ -96,7 +96,7 @@ def forget() -> None:
 
 
 def stamp(include: Path) -> str:
-    """What changes whenever a file of the header trees is written, at a tenth of the cost of reading them."""
+    """What changes whenever a file of the header trees is written, at an eighth of the cost of reading them."""
     state = hashlib.sha256()
     for name in _files(include):
         status = os.stat(f"{include}/{name}")  # noqa: PTH116
