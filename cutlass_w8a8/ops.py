@@ -56,9 +56,9 @@ def scaled_mm(
             any policy. On the CPU its form is checked, and it has no effect.
         overlap: how the kernel may overlap with the one before it on the stream (Hopper; elsewhere without effect).
             ``"none"``: it starts when that one has ended. ``"launch"``, the default: it may start before, if that one
-            lets it, and waits for its end before it touches memory. ``"weights"``: it also loads b before it waits; that is wrong if
-            b is written by work that may still run, so ask for it where weights are constant. Both rely on kernels of
-            others that are launched like this to wait for what precedes them.
+            lets it, and waits for its end before it touches memory. ``"weights"``: it also loads b before it waits;
+            that is wrong if b is written by work that may still run, so ask for it where weights are constant. Both
+            rely on kernels of others that are launched like this to wait for what precedes them.
         batch_invariant: whether the bits of a row must not depend on M: fp8 kernels that divide K among blocks are then
             left out. None: as the context `batch_invariant` says, and otherwise not.
 

@@ -58,7 +58,7 @@ def capture(stack: list[torch.nn.Module], inputs: list[torch.Tensor]) -> tuple[t
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         run()
         torch.cuda.synchronize()
-    names = [event.name for event in profile.events() if event.device_type is torch.autograd.DeviceType.CUDA]
+    names = [event.name for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for _ in range(RUNS):

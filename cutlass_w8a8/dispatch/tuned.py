@@ -11,7 +11,7 @@ from pathlib import Path
 from cutlass_w8a8.arch import Arch, Family
 from cutlass_w8a8.config import KernelConfig
 from cutlass_w8a8.dispatch.rules import problems
-from cutlass_w8a8.dispatch.table import Cost, Row, blocks
+from cutlass_w8a8.dispatch.table import Corrected, Cost, Row, blocks
 from cutlass_w8a8.dispatch.tables import Interval, Section, Table, read_table
 from cutlass_w8a8.dispatch.waves import Waves, resident
 from cutlass_w8a8.dtypes import DType
@@ -27,13 +27,16 @@ SHIPPED = Path(__file__).resolve().parents[1] / "tables"
 Prior = Callable[[KernelConfig, int, int, int], float]
 # How often a prior's time counts beside a row's, as factors of a product.
 PRIOR_WEIGHT = 2
+# Of such a product: 15 % in time.
+FAR_LESS = 1.15 ** -(1 + PRIOR_WEIGHT)
 
 
 def choose(problem: Problem) -> KernelConfig | None:
     """The configuration that a tuned table gives for ``problem``; None if there is no table, or it has nothing fitting.
 
     A weight shape that was measured gets, within the measured M, what was fastest; between two of these M, that of
-    their two configurations which is expected to take less. Everything else gets what is expected to take least.
+    their two configurations which is expected to take less, unless another is expected to take far less: measured M are
+    mostly multiples of tiles, and others are not. Everything else gets what is expected to take least.
 
     Raises:
         TableError: a table that ``CUTLASS_W8A8_TABLES`` names cannot be used.
@@ -45,10 +48,10 @@ def choose(problem: Problem) -> KernelConfig | None:
         for section in sections
     ]
     # What was measured in a weaker mode says more than what the model makes of a stronger one.
-    for section, rows in zip(sections, usable, strict=True):
-        if (row := measured(section, rows, *extents, problem.sm_count)) is not None:
-            return row.config
     prior = prior_of(problem.arch, problem.operand, problem.sm_count)
+    for section, rows in zip(sections, usable, strict=True):
+        if (row := measured(section, rows, *extents, problem.sm_count, prior)) is not None:
+            return row.config
     row = modelled(usable[0], *extents, problem.sm_count, prior) if sections else None
     return None if row is None else row.config
 
@@ -63,7 +66,7 @@ def pick(
     prior: Prior | None = None,
 ) -> Row | None:
     """Of ``usable``, rows of ``section`` by configuration, the one to serve an m x n x k problem; None if none fits."""
-    return measured(section, usable, m, n, k, sm_count) or modelled(usable, m, n, k, sm_count, prior)
+    return measured(section, usable, m, n, k, sm_count, prior) or modelled(usable, m, n, k, sm_count, prior)
 
 
 def prior_of(arch: Arch, operand: DType, sm_count: int | None) -> Prior | None:
@@ -74,12 +77,27 @@ def prior_of(arch: Arch, operand: DType, sm_count: int | None) -> Prior | None:
 
 
 def measured(
-    section: Section, usable: Mapping[KernelConfig, Row], m: int, n: int, k: int, sm_count: int | None
+    section: Section,
+    usable: Mapping[KernelConfig, Row],
+    m: int,
+    n: int,
+    k: int,
+    sm_count: int | None,
+    prior: Prior | None = None,
 ) -> Row | None:
-    """Of the rows measured at m x n x k, or at the M around it, the one expected to take least; None if none was."""
+    """The row measured at m x n x k, or for one between two measured M what is expected to take least; None if neither.
+
+    There, of the rows measured on either side, unless another is expected to be far ahead: measured M are mostly
+    multiples of tiles, and those between are not.
+    """
     near = _measured(section.measured.get((n, k), ()), m)
     fitting = [row for row in near if row.config in usable]
-    return min(fitting, key=lambda row: row.time(m, n, k, sm_count), default=None)
+    row = min(fitting, key=lambda row: row.time(m, n, k, sm_count), default=None)
+    if row is None or len(near) == 1 or prior is None:
+        return row
+    other, expected = modelled(usable, m, n, k, sm_count, prior), _expected(m, n, k, sm_count, prior)
+    row = min(fitting, key=expected)
+    return other if other is not None and expected(other) < FAR_LESS * expected(row) else row
 
 
 def modelled(
@@ -120,9 +138,16 @@ def _meant(row: Row, usable: Mapping[KernelConfig, Row], m: int, n: int, k: int,
 
 
 def _expected(m: int, n: int, k: int, sm_count: int | None, prior: Prior | None) -> Callable[[Row], float]:
+    device = Waves(sm_count or Waves.sms)
+
     def expected(row: Row) -> float:
-        weight = 1.0 if prior is None else prior(row.config, m, n, k) ** PRIOR_WEIGHT
-        return row.time(m, n, k, sm_count) * weight
+        time, weight = row.time(m, n, k, sm_count), 1.0
+        if prior is not None:
+            weight = prior(row.config, m, n, k) ** PRIOR_WEIGHT
+            # Corrections know what tiles that reach beyond the problem cost at the M they were measured at.
+            if isinstance(row.cost, Corrected) and not row.cost.knows_m(m):
+                weight *= device.edge(row.config, m, n, k) ** (1 + PRIOR_WEIGHT)
+        return time * weight
 
     return expected
 

@@ -107,7 +107,7 @@ def test_exactly_the_waiting_signatures_are_resolved_anew(gpu: FakeGpu, monkeypa
 
 def test_prepared_calls_take_over_too(gpu: FakeGpu) -> None:
     x = operands(LARGE)
-    mm = cutlass_w8a8.prepare(x["b"], x["scale_b"])
+    mm = cutlass_w8a8.prepare(x["b"], x["scale_b"], overlap="launch")
     call(SMALL)
     for _ in range(2):
         mm(x["a"], x["scale_a"])
@@ -261,7 +261,7 @@ def test_nothing_is_compiled_or_loaded_during_capture(
             call(m)
     x = operands(LARGE)
     with pytest.raises(LaunchError, match=r"cutlass_w8a8\.warmup"):
-        cutlass_w8a8.prepare(x["b"], x["scale_b"])(x["a"], x["scale_a"])
+        cutlass_w8a8.prepare(x["b"], x["scale_b"], overlap="launch")(x["a"], x["scale_a"])
     with pytest.raises(LaunchError, match=r"quantize_bf16_int8 is not loaded.*cutlass_w8a8\.warmup"):
         cutlass_w8a8.quantize_per_token(on_gpu(torch.zeros(4, 64, dtype=torch.bfloat16)), torch.int8)
     assert not gpu.blocking and not gpu.loaded and not gpu.behind and not gpu.ran
@@ -281,7 +281,7 @@ def test_loaded_kernels_serve_new_shapes_during_capture(gpu: FakeGpu) -> None:
 def test_capture_right_after_the_better_kernel_came(gpu: FakeGpu) -> None:
     """It cannot be loaded then: what has served goes on, and gives way at the next call outside of a capture."""
     x = operands(LARGE)
-    mm = cutlass_w8a8.prepare(x["b"], x["scale_b"])
+    mm = cutlass_w8a8.prepare(x["b"], x["scale_b"], overlap="launch")
     call(SMALL)
     call(LARGE)
     mm(x["a"], x["scale_a"])

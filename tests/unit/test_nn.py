@@ -113,7 +113,12 @@ def test_zero_is_exact_and_one_sided_rows_use_all_steps() -> None:
     assert a.values[0].max() == 127 and a.values[1].min() == -128
     assert torch.equal(a.values[2].int(), a.azp[2].expand(16))
     static = activations.quantize(
-        x, torch.int8, granularity="tensor", scale=torch.tensor([0.01]), azp=torch.tensor([3], dtype=torch.int32), symmetric=False
+        x,
+        torch.int8,
+        granularity="tensor",
+        scale=torch.tensor([0.01]),
+        azp=torch.tensor([3], dtype=torch.int32),
+        symmetric=False,
     )
     assert static.azp is None
     assert static.values[0].eq(127).all() and static.values[1].eq(-128).all() and static.values[2].eq(3).all()

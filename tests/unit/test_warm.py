@@ -124,7 +124,7 @@ def test_options_reach_dispatch(gpu: FakeGpu, compiled: Any) -> None:
         cutlass_w8a8.warmup(WEIGHTS[0], ms=(64,), batch_invariant=False)
     finally:
         wanted.choose = wanted_choose
-    assert seen == [settings.options(None, "weights", True), settings.options(None, "none", False)]
+    assert seen == [settings.options(None, "weights", True), settings.options(None, "launch", False)]
 
 
 def report_of(m: int) -> tuple[KernelSpec, ...]:
