@@ -3,9 +3,9 @@
 
     python scripts/measure_compile.py --pairs 3 --json compile.json
 
-Ours compiles the two halves of kernel.cu side by side, each with the headers it needs. Plain is ``nvcc -shared`` of the
-same file, with the same flags, and with the headers in front that CUTLASS's examples include. Both start from text that
-is there, and end with a shared library; what either makes is thrown away.
+Ours compiles the two halves of kernel.cu side by side, each with the headers it needs. Plain is ``nvcc -shared`` of one
+file with the same kernel type, the same flags, the headers that CUTLASS's examples include, and CUTLASS's own adapter
+to launch it. Both start from text that is there, and end with a shared library; what either makes is thrown away.
 """
 
 from __future__ import annotations
@@ -55,6 +55,17 @@ UMBRELLAS = (
     "cutlass/util/packed_stride.hpp",
 )
 BAR = 0.55
+# Where kernel.cu's types end, and its halves begin.
+HALVES = "#if defined(__CUDACC__)"
+LAUNCHER = """
+using Gemm = cutlass::gemm::device::GemmUniversalAdapter<GemmKernel>;
+
+extern "C" int plain_launch(typename Gemm::Arguments const& arguments, void* workspace, cudaStream_t stream) {
+  Gemm gemm;
+  if (gemm.initialize(arguments, workspace, stream) != cutlass::Status::kSuccess) return 1;
+  return gemm.run(stream) == cutlass::Status::kSuccess ? 0 : 2;
+}
+"""
 
 
 @dataclass(frozen=True)
@@ -100,7 +111,10 @@ def plain(spec: KernelSpec, toolkit: Toolkit, include: Path) -> None:
             if not name.startswith("stubs/"):
                 (Path(folder) / name).write_text(text)
         umbrellas = "".join(f'#include "{name}"\n' for name in umbrellas_of(include))
-        (Path(folder) / "plain.cu").write_text(f'{umbrellas}#include "kernel.cu"\n')
+        types, halves, _ = (Path(folder) / "kernel.cu").read_text().partition(HALVES)
+        if not halves:
+            raise RuntimeError(f"kernel.cu has no line {HALVES!r}")
+        (Path(folder) / "plain.cu").write_text(umbrellas + types + LAUNCHER)
         flags = [flag for flag in flags_for(spec).device if flag != "-fatbin"]
         command = [str(toolkit.nvcc), *flags, f"-ccbin={toolkit.cxx}", f"-I{include}", "-shared", "-Xcompiler=-fPIC"]
         done = subprocess.run(
