@@ -41,13 +41,19 @@ def test_snippets_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("page", GUIDE, ids=lambda page: page.stem)
 def test_commands_are_understood(
-    page: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    page: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     text = page.read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
     for command in documents.commands(text, "cutlass-w8a8"):
-        options = cli._parser().parse_args(command[1:])
-        if options.verb in ("show", "support"):
-            assert cli.main(command[1:]) == 0
+        # The shell writes a plan, which a later command reads.
+        words, file = (command[1:-2], command[-1]) if ">" in command else (command[1:], None)
+        options = cli._parser().parse_args(words)
+        if options.verb in ("show", "support") or file is not None:
+            capsys.readouterr()
+            assert cli.main(words) == 0
+        if file is not None:
+            (tmp_path / file).write_text(capsys.readouterr().out)
     for command in documents.commands(text, "scripts/pregenerate.py"):
         assert pregenerate.main([*dict.fromkeys([*command[1:], "--print-plan"])]) == 0
     for command in documents.commands(text, "scripts/prove.py"):
