@@ -81,6 +81,18 @@ def test_a_broken_link_is_found(tmp_path: Path) -> None:
     assert documents.broken_links(page) == ["there.md#gone", "gone.md"]
 
 
+def test_errors_that_are_explained_exist() -> None:
+    text = (ROOT / "docs" / "guide" / "troubleshooting.md").read_text(encoding="utf-8")
+    symptoms = "\n".join(re.findall(r"^\|([^|]*)\|", text, re.MULTILINE))
+    quoted = [re.sub(r"^\w+: ", "", each) for each in re.findall(r"`([^`]+)`", symptoms)]
+    classes = {each for each in quoted if each.isidentifier()}
+    assert classes == {name for name, each in vars(errors).items() if isinstance(each, type)} - {"W8A8Error", "Path"}
+    said = documents.messages()
+    parts = [part.strip(" ,;") for each in quoted if each not in classes for part in each.split("...")]
+    parts = [part for part in parts if part]
+    assert len(parts) > 25 and [part for part in parts if not any(part in message for message in said)] == []
+
+
 def test_reference_is_whole() -> None:
     text = "".join((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("api.md", "vllm-api.md"))
     told = set(re.findall(r"auto(?:function|class):: ([\w.]+)", text))
