@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 import subprocess
@@ -39,6 +40,18 @@ def variables_read() -> set[str]:
         for path in (ROOT / "cutlass_w8a8").rglob("*.py")
         for name in re.findall(r"\"(CUTLASS_W8A8_[A-Z0-9_]+)\"", path.read_text(encoding="utf-8"))
     }
+
+
+def messages() -> list[str]:
+    """The texts in the package's code, "..." where values are put in."""
+    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "cutlass_w8a8").rglob("*.py")]
+    nodes = [node for source in sources for node in ast.walk(ast.parse(source))]
+    formatted = [node.values for node in nodes if isinstance(node, ast.JoinedStr)]
+    plain = [[node] for node in nodes if isinstance(node, ast.Constant)]
+    return [
+        "".join(str(part.value) if isinstance(part, ast.Constant) else "..." for part in parts)
+        for parts in [*formatted, *plain]
+    ]
 
 
 def anchors(path: Path) -> set[str]:

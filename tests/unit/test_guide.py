@@ -41,13 +41,19 @@ def test_snippets_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("page", GUIDE, ids=lambda page: page.stem)
 def test_commands_are_understood(
-    page: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    page: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     text = page.read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
     for command in documents.commands(text, "cutlass-w8a8"):
-        options = cli._parser().parse_args(command[1:])
-        if options.verb in ("show", "support"):
-            assert cli.main(command[1:]) == 0
+        # The shell writes a plan, which a later command reads.
+        words, file = (command[1:-2], command[-1]) if ">" in command else (command[1:], None)
+        options = cli._parser().parse_args(words)
+        if options.verb in ("show", "support") or file is not None:
+            capsys.readouterr()
+            assert cli.main(words) == 0
+        if file is not None:
+            (tmp_path / file).write_text(capsys.readouterr().out)
     for command in documents.commands(text, "scripts/pregenerate.py"):
         assert pregenerate.main([*dict.fromkeys([*command[1:], "--print-plan"])]) == 0
     for command in documents.commands(text, "scripts/prove.py"):
@@ -73,6 +79,18 @@ def test_a_broken_link_is_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("[a](there.md#a-heading-of-sorts) [b](there.md#gone) [c](gone.md) [d](https://example.org)")
     assert documents.broken_links(page) == ["there.md#gone", "gone.md"]
+
+
+def test_errors_that_are_explained_exist() -> None:
+    text = (ROOT / "docs" / "guide" / "troubleshooting.md").read_text(encoding="utf-8")
+    symptoms = "\n".join(re.findall(r"^\|([^|]*)\|", text, re.MULTILINE))
+    quoted = [re.sub(r"^\w+: ", "", each) for each in re.findall(r"`([^`]+)`", symptoms)]
+    classes = {each for each in quoted if each.isidentifier()}
+    assert classes == {name for name, each in vars(errors).items() if isinstance(each, type)} - {"W8A8Error", "Path"}
+    said = documents.messages()
+    parts = [part.strip(" ,;") for each in quoted if each not in classes for part in each.split("...")]
+    parts = [part for part in parts if part]
+    assert len(parts) > 25 and [part for part in parts if not any(part in message for message in said)] == []
 
 
 def test_reference_is_whole() -> None:
