@@ -75,6 +75,7 @@ def main(words: list[str]) -> int:
         parser.error(f"{options.file} is not a file; pass one of vLLM's tests/kernels/quantization/test_*.py")
     vllm_stub.install()
     # Nothing of this repository's pytest configuration, and nothing written beside the file.
+    sys.dont_write_bytecode = True
     arguments = [str(options.file), "-c", os.devnull, "--rootdir", str(options.file.parent), "--import-mode=importlib"]
     arguments += ["-p", "no:cacheprovider", "-rs", *rest]
     if not options.on_cpu:
