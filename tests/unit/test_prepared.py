@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import cutlass_w8a8
 from cutlass_w8a8 import ArgumentError, ConfigError, calls
@@ -201,3 +202,13 @@ def test_what_divides_k() -> None:
         choose(replace(request, m=1_100_000), SM90, KernelConfig.parse("64x16x256_ws_swap"))
     # int8 sums are exact.
     assert asked(torch.int8, 64, batch_invariant=True) == KernelConfig.parse(SLICED).name
+
+
+def test_prepares_for_a_gpu_that_is_not_there() -> None:
+    """Traced on a machine without CUDA, there is no stream to wait for."""
+    assert not torch.cuda.is_initialized()
+    with FakeTensorMode():
+        b = torch.empty(16, 32, dtype=torch.int8, device="cuda").t()
+        mm = cutlass_w8a8.prepare(b, torch.empty(1, device="cuda"))
+        y = mm(torch.empty(5, 32, dtype=torch.int8, device="cuda"), torch.empty(5, 1, device="cuda"))
+    assert (y.shape, y.device.type, y.dtype) == ((5, 16), "cuda", torch.bfloat16)
