@@ -21,6 +21,7 @@ from cutlass_w8a8.errors import ArgumentError, CacheError, LaunchError, Toolchai
 from cutlass_w8a8.evt import epilogues
 from cutlass_w8a8.evt.epilogues import EpilogueSpec
 from cutlass_w8a8.nn import W8A8Config, W8A8Linear
+from cutlass_w8a8.problem import OVERLAPS
 from cutlass_w8a8.spec import KernelSpec, QuantSpec, Scheme, Spec
 from cutlass_w8a8.worker import Outcome
 from tests.unit.fake_gpu import WHERE, FakeGpu, on_gpu
@@ -382,6 +383,14 @@ def test_build_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: 
     assert main([*words.split(), "--device", "NVIDIA H200", "--sm-count", "132", "--quantize", "bf16"]) == 0
     report = cutlass_w8a8.warmup(WEIGHTS, ms=MS, arch="sm90", device_name="NVIDIA H200", sm_count=132)
     assert tuple(built) == report.kernels and QUANTISES in built
+    large = "build --weights 4096x4096 --m 16,256,1024,4096 --device".split()
+    chosen = set()
+    for overlap in OVERLAPS:
+        assert main([*large, "NVIDIA H200", "--sm-count", "132", "--overlap", overlap]) == 0
+        options = {"arch": "sm90", "device_name": "NVIDIA H200", "sm_count": 132, "quantize": None, "overlap": overlap}
+        assert tuple(built) == cutlass_w8a8.warmup((4096, 4096), ms=(16, 256, 1024, 4096), **options).kernels
+        chosen.add(tuple(built))
+    assert len(chosen) > 1
     capsys.readouterr()
     assert main([*words.split(), "--print-plan"]) == 0
     path = tmp_path / "plan.json"
@@ -410,6 +419,7 @@ def test_build_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: 
         ("--weights 512x1024 --m 1 --scheme token", "add --quantize, or leave it out"),
         ("--m 1,16", "--m names 2 numbers of rows; only build --weights takes several"),
         ("--device H200", "these belong to --weights; leave out --device"),
+        ("--overlap none", "these belong to --weights; leave out --overlap"),
     ],
 )
 def test_build_weights_refuses(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
