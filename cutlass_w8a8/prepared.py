@@ -100,7 +100,9 @@ class PreparedMM:
         self._given = (config, overlap, batch_invariant)
         self._b, self._scale_b, self._out_dtype, self._bias, self._azp_adj = b, scale_b, out_dtype, bias, azp_adj
         self._plain = type(b) in PLAIN and type(scale_b) in PLAIN and not b.is_meta
-        if b.is_cuda and overlap == Overlap.WEIGHTS.value and not torch.cuda.is_current_stream_capturing():
+        # Where CUDA has not begun, nothing runs: b has no memory.
+        running = b.is_cuda and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        if running and overlap == Overlap.WEIGHTS.value and not torch.cuda.is_current_stream_capturing():
             # What makes b may still run, and lets calls start that do not wait for it.
             torch.cuda.current_stream(b.device).synchronize()
         if self._plain:

@@ -17,21 +17,23 @@ from cutlass_w8a8.request import check_matrices
 Tensor = torch.Tensor
 
 _OPERANDS = "Tensor a, Tensor b, Tensor scale_a, Tensor scale_b"
-_OPTIONS = "str? config=None, str overlap='none', bool? batch_invariant=None"
+# Defaults are those of the functions below: the dispatcher leaves out arguments that equal the schema's.
+_OVERLAP = f"str overlap='{DEFAULT_OVERLAP}'"
+_OPTIONS = f"str? config=None, {_OVERLAP}, bool? batch_invariant=None"
 SCHEMAS = (
     f"scaled_mm({_OPERANDS}, ScalarType out_dtype, Tensor? bias=None, {_OPTIONS}) -> Tensor",
     f"scaled_mm_azp({_OPERANDS}, ScalarType out_dtype, Tensor azp_adj, Tensor? azp=None, Tensor? bias=None, {_OPTIONS})"
     + " -> Tensor",
     f"scaled_mm_out(Tensor(a!) out, {_OPERANDS}, Tensor? azp_adj=None, Tensor? azp=None, Tensor? bias=None, {_OPTIONS})"
     + " -> ()",
-    "quantize_per_token(Tensor x, ScalarType dtype, str overlap='none') -> (Tensor, Tensor)",
-    "quantize_per_token_out(Tensor(a!) out, Tensor(b!) scale, Tensor x, str overlap='none') -> ()",
-    "quantize(Tensor x, ScalarType dtype, str granularity='token', str overlap='none') -> (Tensor, Tensor)",
-    "quantize_azp(Tensor x, ScalarType dtype, str granularity='token', str overlap='none') -> (Tensor, Tensor, Tensor)",
+    f"quantize_per_token(Tensor x, ScalarType dtype, {_OVERLAP}) -> (Tensor, Tensor)",
+    f"quantize_per_token_out(Tensor(a!) out, Tensor(b!) scale, Tensor x, {_OVERLAP}) -> ()",
+    f"quantize(Tensor x, ScalarType dtype, str granularity='token', {_OVERLAP}) -> (Tensor, Tensor)",
+    f"quantize_azp(Tensor x, ScalarType dtype, str granularity='token', {_OVERLAP}) -> (Tensor, Tensor, Tensor)",
     "quantize_out(Tensor(a!) out, Tensor(b!) scale, Tensor(c!)? azp, Tensor x, str granularity='token', "
-    + "str overlap='none') -> ()",
-    "quantize_static(Tensor x, ScalarType dtype, Tensor scale, Tensor? azp=None, str overlap='none') -> Tensor",
-    "quantize_static_out(Tensor(a!) out, Tensor x, Tensor scale, Tensor? azp=None, str overlap='none') -> ()",
+    + f"{_OVERLAP}) -> ()",
+    f"quantize_static(Tensor x, ScalarType dtype, Tensor scale, Tensor? azp=None, {_OVERLAP}) -> Tensor",
+    f"quantize_static_out(Tensor(a!) out, Tensor x, Tensor scale, Tensor? azp=None, {_OVERLAP}) -> ()",
 )
 
 _library = torch.library.Library("cutlass_w8a8", "DEF")  # type: ignore[no-untyped-call]

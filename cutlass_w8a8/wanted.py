@@ -25,11 +25,13 @@ Tensor = torch.Tensor
 
 # Formulas that the operands of a call amount to.
 _OF_CALLS = tuple(EpilogueSpec.of(azp=azp, bias=bias).formula for azp in Azp for bias in (False, True))
-# What quantises activations to such scales and zero points; a tensor's may be found or given. Of other pairs, nothing.
+# What quantises activations to such scales and zero points; a tensor's may be found or given, and a zero point that was
+# found for it goes with each token. Of the other pair, nothing.
 _SCHEMES = {
     (ScaleA.TOKEN, Azp.NONE): (Scheme.TOKEN,),
     (ScaleA.TOKEN, Azp.TOKEN): (Scheme.TOKEN_AZP,),
     (ScaleA.TENSOR, Azp.NONE): (Scheme.TENSOR, Scheme.STATIC),
+    (ScaleA.TENSOR, Azp.TOKEN): (Scheme.TENSOR_AZP,),
     (ScaleA.TENSOR, Azp.TENSOR): (Scheme.TENSOR_AZP, Scheme.STATIC_AZP),
 }
 
@@ -46,6 +48,24 @@ class Target:
     arch: Arch
     sm_count: int | None = None
     name: str | None = None
+
+
+@dataclass(frozen=True)
+class LayerCall:
+    """A prepared call as a layer makes it, which knows what its activations are like.
+
+    Attributes:
+        mm: the call.
+        scale_a, azp: of the activations.
+        scheme: how they are quantised.
+        source: the type from which they are.
+    """
+
+    mm: PreparedMM
+    scale_a: ScaleA
+    azp: Azp
+    scheme: Scheme
+    source: torch.dtype
 
 
 @dataclass(frozen=True)
@@ -143,9 +163,10 @@ def plan(
         ms: rows of activations.
         target: what to choose kernels for; None if all items are specifications.
         shaped: makes the `Weight` of an (N, K) pair.
-        scale_a, azp: of activations.
-        quantize: the type that activations are quantised from, or None.
-        schemes: how; None: in every way that gives the scales and zero points that the kernels multiplying them take.
+        scale_a, azp: of activations, other than those of layers, which know.
+        quantize: the type that activations are quantised from, likewise; None for no kernels that quantise.
+        schemes: how, likewise; None: in every way that gives the scales and zero points that the kernels multiplying
+            them take.
 
     Raises:
         ArgumentError: there is nothing to do, or an item is not acceptable.
@@ -158,15 +179,22 @@ def plan(
             continue
         if target is None or not ms:
             raise ArgumentError("ms is empty; name the rows of activations to expect, such as ms=(1, 16, 256)")
-        weight = Weight.of_prepared(item) if isinstance(item, PreparedMM) else shaped(*item)
-        zero_points = Azp.NONE
-        if weight.azp_adj is not None:
-            # Zero points that prepared weights have the sums for are those of tokens, if nothing else is said.
-            zero_points = Azp.TOKEN if azp is Azp.NONE else azp
-        kernels = [weight.kernel(m, scale_a, zero_points, target) for m in ms]
-        if quantize is not None:
-            ways = _SCHEMES.get((scale_a, zero_points), ()) if schemes is None else schemes
-            found |= dict.fromkeys(_quantisation(target.arch, quantize, weight.b.dtype, scheme) for scheme in ways)
+        source: torch.dtype | None
+        ways: Sequence[Scheme]
+        if isinstance(item, LayerCall):
+            weight, scales, zero_points = Weight.of_prepared(item.mm), item.scale_a, item.azp
+            source, ways = item.source, (item.scheme,)
+        else:
+            weight = Weight.of_prepared(item) if isinstance(item, PreparedMM) else shaped(*item)
+            zero_points = Azp.NONE
+            if weight.azp_adj is not None:
+                # Zero points that prepared weights have the sums for are those of tokens, if nothing else is said.
+                zero_points = Azp.TOKEN if azp is Azp.NONE else azp
+            scales, source = scale_a, quantize
+            ways = _SCHEMES.get((scales, zero_points), ()) if schemes is None else schemes
+        kernels = [weight.kernel(m, scales, zero_points, target) for m in ms]
+        if quantize is not None and source is not None:
+            found |= dict.fromkeys(_quantisation(target.arch, source, weight.b.dtype, scheme) for scheme in ways)
         found |= dict.fromkeys(kernels)
     if not found:
         raise ArgumentError("what names no kernels: no specification, no weight, and no module with prepared weights")
@@ -179,7 +207,7 @@ def items_of(what: object) -> Iterator[Any]:
     Raises:
         ArgumentError: one is nothing that kernels could be wanted for.
     """
-    if isinstance(what, (KernelSpec, QuantSpec, PreparedMM)):
+    if isinstance(what, (KernelSpec, QuantSpec, PreparedMM, LayerCall)):
         yield what
     elif isinstance(what, torch.nn.Module):
         for module in what.modules():
@@ -187,7 +215,7 @@ def items_of(what: object) -> Iterator[Any]:
             if (own := getattr(module, "prepared_mms", None)) is not None:
                 yield from own()
     elif isinstance(what, tuple) and len(what) == 2 and not any(isinstance(each, (tuple, list)) for each in what):
-        if all(isinstance(each, (KernelSpec, QuantSpec, PreparedMM, torch.nn.Module)) for each in what):
+        if all(isinstance(each, (KernelSpec, QuantSpec, PreparedMM, LayerCall, torch.nn.Module)) for each in what):
             for each in what:
                 yield from items_of(each)
         else:

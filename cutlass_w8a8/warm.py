@@ -83,12 +83,15 @@ def warmup(
             ``prepared_mms`` of those that have one return; a `KernelSpec` or `QuantSpec`.
         ms: the rows of activations to expect, such as the sizes that graphs are captured for.
         dtype, out_dtype, bias, scale_b, overlap, batch_invariant: what calls with weights given by shape are like:
-            element types, whether there is a bias, ``"channel"`` or ``"tensor"``, and as in `scaled_mm`. Of other
-            weights these are known.
+            element types, whether there is a bias, ``"channel"`` or ``"tensor"``, and as in `scaled_mm`. Of shapes that
+            `prepare` or layers will be given, name their overlap, ``"weights"``: dispatch may choose other kernels for
+            it. Of other weights all this is known; of a `cutlass_w8a8.nn.W8A8Linear` so is what follows, its inputs
+            taken to be of its results' type.
         azp: zero points of activations: ``"none"``, ``"tensor"`` or ``"token"``. Prepared weights with ``azp_adj`` are
             taken to be called with one for each token, unless this is ``"tensor"``.
         scale_a: ``"token"`` or ``"tensor"``.
-        quantize: the type from which activations are quantised, for the kernels that do; None for none.
+        quantize: the type from which activations are quantised, for the kernels that do; None for none, not
+            those of layers either.
         schemes: how they are: ``"token"``, ``"tensor"``, ``"static"`` (one scale that is given), and these with
             ``"-azp"``. None: in all ways that give scales as ``scale_a`` and zero points as ``azp`` say.
         jobs: compilations at a time; None: as many as cores and memory allow.

@@ -19,6 +19,7 @@ from cutlass_w8a8.cli.bench import DESCRIPTION, add_bench_options, bench, weight
 from cutlass_w8a8.cli.doctor import doctor
 from cutlass_w8a8.cli.options import add_kernel_options, positive
 from cutlass_w8a8.errors import W8A8Error
+from cutlass_w8a8.problem import CONSTANT_OVERLAP, DEFAULT_OVERLAP, OVERLAPS
 from cutlass_w8a8.version import VERSION
 
 __all__ = ["main", "silence_output"]
@@ -50,6 +51,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     several.add_argument("--device", metavar="NAME", help="with --weights: the GPU, such as 'NVIDIA H200'")
     several.add_argument("--sm-count", type=positive, metavar="N", help="with --weights: its multiprocessors")
+    several.add_argument(
+        "--overlap",
+        choices=OVERLAPS,
+        help=f"with --weights: how calls overlap with the kernel before them; default: {DEFAULT_OVERLAP}, as calls do; "
+        f"prepared calls and layers: {CONSTANT_OVERLAP}",
+    )
     build.add_argument("--force", action="store_true", help="compile even if the kernel is cached")
     several.add_argument(
         "--print-plan",

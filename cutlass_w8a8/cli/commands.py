@@ -54,7 +54,7 @@ def build(options: argparse.Namespace) -> int:
             print(json.dumps([spec.to_json() for spec in specs], indent=1))
             return 0
         return compile_all(specs, options.jobs)
-    refuse(options, "these belong to --weights", ("device", "sm_count", "print_plan"))
+    refuse(options, "these belong to --weights", ("device", "sm_count", "overlap", "print_plan"))
     if options.plan is not None:
         return compile_plan(options.plan, options.jobs)
     spec = kernel(options)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from cutlass_w8a8.arch import ARCHS, Match, match
-from cutlass_w8a8.cache.location import ROOT_VARIABLE, cache_root
+from cutlass_w8a8.cache.location import ROOT_VARIABLE, cache_root, size_limit
 from cutlass_w8a8.cli import about
 from cutlass_w8a8.cli.finding import Finding, Verdict
 from cutlass_w8a8.errors import W8A8Error
@@ -18,6 +18,7 @@ from cutlass_w8a8.pipeline import JIT_VARIABLE, Jit, jit_enabled, jit_policy
 from cutlass_w8a8.runtime.device import ARCH_VARIABLE, arch_from_environment, arch_of, device
 from cutlass_w8a8.toolchain.discover import find_cxx, find_nvcc, require
 from cutlass_w8a8.toolchain.headers import PINNED_HEADERS_DIGEST, PINNED_PACKAGE, require_headers
+from cutlass_w8a8.toolchain.process import compile_timeout
 from cutlass_w8a8.worker import default_jobs
 
 
@@ -201,7 +202,11 @@ def _jit() -> Iterator[Finding]:
     if policy is Jit.OFF:
         remedy = "a kernel that is not in the cache is an error; cutlass-w8a8 build still compiles"
         yield Finding("first-use compile", found, Verdict.NOTE, remedy)
-    elif policy is Jit.BACKGROUND:
+        return
+    # What a compilation asks for before it begins.
+    compile_timeout()
+    size_limit()
+    if policy is Jit.BACKGROUND:
         yield Finding("first-use compile", f"{found}, {default_jobs()} at a time")
     else:
         yield Finding("first-use compile", found)

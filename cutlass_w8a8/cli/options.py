@@ -15,7 +15,7 @@ from cutlass_w8a8.dtypes import OPERAND_DTYPES, OUTPUT_DTYPES, DType
 from cutlass_w8a8.errors import ArgumentError, W8A8Error
 from cutlass_w8a8.evt.epilogues import FORMULAS, Azp, EpilogueSpec, ScaleA, ScaleB
 from cutlass_w8a8.evt.evaluate import TORCH_DTYPES
-from cutlass_w8a8.problem import Problem
+from cutlass_w8a8.problem import DEFAULT_OVERLAP, Overlap, Problem
 from cutlass_w8a8.request import K_MULTIPLE, MAX_K_INT8, MAX_K_INT8_AZP, N_MULTIPLE
 from cutlass_w8a8.spec import KernelSpec, QuantSpec, Scheme, Spec
 from cutlass_w8a8.wanted import Target, Weight, plan
@@ -144,11 +144,12 @@ def weights_kernels(options: argparse.Namespace) -> list[Spec]:
     operand = DType(options.a_dtype) if options.a_dtype else arch.operands[0]
     out = TORCH_DTYPES[DType(options.out_dtype) if options.out_dtype else DEFAULT_OUT]
     epilogue = _chosen_epilogue(options)
+    calls = Options(overlap=Overlap(options.overlap or DEFAULT_OVERLAP))
     return plan(
         options.weights,
         options.m,
         Target(arch, options.sm_count, options.device),
-        lambda n, k: Weight.of_shape(n, k, TORCH_DTYPES[operand], out, epilogue, Options()),
+        lambda n, k: Weight.of_shape(n, k, TORCH_DTYPES[operand], out, epilogue, calls),
         scale_a=epilogue.scale_a,
         azp=Azp.TOKEN if epilogue.formula.startswith("azp-token") else Azp.TENSOR,
         quantize=TORCH_DTYPES[DType(options.quantize)] if options.quantize else None,

@@ -11,12 +11,15 @@ from torch.compiler import is_compiling
 
 from cutlass_w8a8.calls import PLAIN
 from cutlass_w8a8.errors import ArgumentError
+from cutlass_w8a8.evt.epilogues import Azp, ScaleA
 from cutlass_w8a8.nn import activations
 from cutlass_w8a8.nn.activations import Activations
 from cutlass_w8a8.nn.config import W8A8Config
 from cutlass_w8a8.nn.operands import one_granularity, one_input, out_dtype, rows_of
 from cutlass_w8a8.ops import scaled_mm, scaled_mm_azp
 from cutlass_w8a8.prepared import PreparedMM, prepare
+from cutlass_w8a8.quant_request import scheme_of
+from cutlass_w8a8.wanted import LayerCall
 from cutlass_w8a8.weight_checks import check_extents, padded
 from cutlass_w8a8.weights import pack, quantize_weight
 
@@ -228,9 +231,13 @@ class W8A8Linear(torch.nn.Module):
             a.values, b, a.scale, self.weight_scale, self.dtype, self.azp_adj, a.azp, self.bias, overlap=overlap
         )
 
-    def prepared_mms(self) -> list[PreparedMM]:
-        """The calls that `cutlass_w8a8.warmup` gets kernels for."""
-        return [self._prepared_mm()]
+    def prepared_mms(self) -> list[LayerCall]:
+        """The calls that `cutlass_w8a8.warmup` gets kernels for; inputs are taken to be of `dtype`."""
+        c = self.config
+        # A zero point that was found for all rows goes with each of them; one that is given is in `azp_adj`.
+        azp = Azp.NONE if c.symmetric else Azp.TENSOR if c.folds else Azp.TOKEN
+        scheme = scheme_of(str(c.granularity) if c.dynamic else "static", azp=not c.symmetric, dtype=c.dtype)
+        return [LayerCall(self._prepared_mm(), ScaleA(str(c.granularity)), azp, scheme, self.dtype)]
 
     def _prepared_mm(self) -> PreparedMM:
         """The prepared call of the tensors held now; whoever replaces one, or its memory, gets another."""

@@ -85,6 +85,8 @@ def test_the_drivers_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         ("relative cache", "cache", "give an absolute one"),
         ("file as cache", "cache", "set CUTLASS_W8A8_CACHE_DIR to one"),
         ("strange switch", "first-use compile", "block, on, 1, true, yes, background, off"),
+        ("strange limit", "first-use compile", "CUTLASS_W8A8_CACHE_LIMIT=much is no size; write it like 2GB"),
+        ("strange timeout", "first-use compile", "CUTLASS_W8A8_COMPILE_TIMEOUT=soon is no positive number of seconds"),
     ],
 )
 def test_doctor_names_what_is_wrong_and_the_remedy(
@@ -110,6 +112,10 @@ def test_doctor_names_what_is_wrong_and_the_remedy(
     elif damage == "file as cache":
         (tmp_path / "file").touch()
         monkeypatch.setenv("CUTLASS_W8A8_CACHE_DIR", str(tmp_path / "file"))
+    elif damage == "strange limit":
+        monkeypatch.setenv("CUTLASS_W8A8_CACHE_LIMIT", "much")
+    elif damage == "strange timeout":
+        monkeypatch.setenv("CUTLASS_W8A8_COMPILE_TIMEOUT", "soon")
     else:
         monkeypatch.setenv("CUTLASS_W8A8_JIT", "maybe")
     assert main(["doctor"]) == 1

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import cutlass_w8a8
 from cutlass_w8a8 import ArgumentError, ConfigError, calls
@@ -146,6 +147,12 @@ def test_explain_knows_the_options() -> None:
     assert cutlass_w8a8.explain(*given, capability=(9, 0), overlap="weights", batch_invariant=True).spec
     with pytest.raises(ConfigError, match="changes the bits of fp8 sums"):
         cutlass_w8a8.explain(*given, capability=(9, 0), config=SLICED, batch_invariant=True)
+    with cutlass_w8a8.batch_invariant():
+        with pytest.raises(ConfigError, match="changes the bits of fp8 sums"):
+            cutlass_w8a8.explain(*given, capability=(9, 0), config=SLICED)
+        assert cutlass_w8a8.explain(*given, capability=(9, 0), config=SLICED, batch_invariant=False).spec
+    with pytest.raises(ArgumentError, match="batch_invariant is 'no'; pass True, False, or None"):
+        cutlass_w8a8.explain(*given, capability=(9, 0), batch_invariant="no")  # type: ignore[arg-type]
 
 
 def test_zero_points_without_sums_are_refused_each_time() -> None:
@@ -201,3 +208,13 @@ def test_what_divides_k() -> None:
         choose(replace(request, m=1_100_000), SM90, KernelConfig.parse("64x16x256_ws_swap"))
     # int8 sums are exact.
     assert asked(torch.int8, 64, batch_invariant=True) == KernelConfig.parse(SLICED).name
+
+
+def test_prepares_for_a_gpu_that_is_not_there() -> None:
+    """Traced on a machine without CUDA, there is no stream to wait for."""
+    assert not torch.cuda.is_initialized()
+    with FakeTensorMode():
+        b = torch.empty(16, 32, dtype=torch.int8, device="cuda").t()
+        mm = cutlass_w8a8.prepare(b, torch.empty(1, device="cuda"))
+        y = mm(torch.empty(5, 32, dtype=torch.int8, device="cuda"), torch.empty(5, 1, device="cuda"))
+    assert (y.shape, y.device.type, y.dtype) == ((5, 16), "cuda", torch.bfloat16)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import cutlass_w8a8
-from cutlass_w8a8 import batch, calls, pipeline, settings, wanted, warm
+from cutlass_w8a8 import batch, calls, pipeline, quant_calls, settings, wanted, warm
 from cutlass_w8a8.arch import SM80, SM90
 from cutlass_w8a8.cli import main
 from cutlass_w8a8.dispatch import quant_symbols
@@ -20,6 +20,8 @@ from cutlass_w8a8.dtypes import DType
 from cutlass_w8a8.errors import ArgumentError, CacheError, LaunchError, ToolchainError, UnsupportedError
 from cutlass_w8a8.evt import epilogues
 from cutlass_w8a8.evt.epilogues import EpilogueSpec
+from cutlass_w8a8.nn import W8A8Config, W8A8Linear
+from cutlass_w8a8.problem import OVERLAPS
 from cutlass_w8a8.spec import KernelSpec, QuantSpec, Scheme, Spec
 from cutlass_w8a8.worker import Outcome
 from tests.unit.fake_gpu import WHERE, FakeGpu, on_gpu
@@ -186,9 +188,9 @@ SCHEMES = [
     ("token", "token", ["token-azp"]),
     ("tensor", "none", ["tensor", "static"]),
     ("tensor", "tensor", ["tensor-azp", "static-azp"]),
+    ("tensor", "token", ["tensor-azp"]),
     # Nothing in this package quantises so.
     ("token", "tensor", []),
-    ("tensor", "token", []),
 ]
 
 
@@ -381,6 +383,14 @@ def test_build_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: 
     assert main([*words.split(), "--device", "NVIDIA H200", "--sm-count", "132", "--quantize", "bf16"]) == 0
     report = cutlass_w8a8.warmup(WEIGHTS, ms=MS, arch="sm90", device_name="NVIDIA H200", sm_count=132)
     assert tuple(built) == report.kernels and QUANTISES in built
+    large = "build --weights 4096x4096 --m 16,256,1024,4096 --device".split()
+    chosen = set()
+    for overlap in OVERLAPS:
+        assert main([*large, "NVIDIA H200", "--sm-count", "132", "--overlap", overlap]) == 0
+        options = {"arch": "sm90", "device_name": "NVIDIA H200", "sm_count": 132, "quantize": None, "overlap": overlap}
+        assert tuple(built) == cutlass_w8a8.warmup((4096, 4096), ms=(16, 256, 1024, 4096), **options).kernels
+        chosen.add(tuple(built))
+    assert len(chosen) > 1
     capsys.readouterr()
     assert main([*words.split(), "--print-plan"]) == 0
     path = tmp_path / "plan.json"
@@ -409,6 +419,7 @@ def test_build_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: 
         ("--weights 512x1024 --m 1 --scheme token", "add --quantize, or leave it out"),
         ("--m 1,16", "--m names 2 numbers of rows; only build --weights takes several"),
         ("--device H200", "these belong to --weights; leave out --device"),
+        ("--overlap none", "these belong to --weights; leave out --overlap"),
     ],
 )
 def test_build_weights_refuses(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -451,3 +462,51 @@ def test_commands_in_errors_name_the_kernel_exactly(
             main(spec.command("build").split()[1:])
     assert built == [spec.to_json() for spec in specs] and len(json.loads(built[0]))
     capsys.readouterr()
+
+
+LAYERS = [
+    W8A8Config(dtype, "channel", dynamic, granularity, symmetric)
+    for dtype in (torch.int8, torch.float8_e4m3fn)
+    for dynamic, granularity in ((True, "token"), (True, "tensor"), (False, "tensor"))
+    for symmetric in (True, False)
+    if symmetric or dtype is torch.int8
+]
+
+
+@pytest.mark.parametrize("config", LAYERS, ids=repr)
+def test_layers_get_the_kernels_that_they_call(
+    gpu: FakeGpu, compiled: Any, config: W8A8Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever warmup's own arguments say of activations."""
+    given = torch.full((1,), 0.1)
+    layer = W8A8Linear.from_linear(
+        torch.nn.Linear(256, 64, dtype=torch.float16).requires_grad_(False),
+        config,
+        input_scale=None if config.dynamic else given,
+        input_azp=torch.full((1,), 3, dtype=torch.int32) if config.folds else None,
+    )
+    wanted_by_calls: dict[KernelSpec | QuantSpec, None] = {}
+    quantized, multiply = quant_calls.check_quantize, layer._multiply
+
+    def quantising(*arguments: Any) -> Any:
+        request = quantized(*arguments)
+        wanted_by_calls[QuantSpec(SM90, request.source, request.target, request.scheme)] = None
+        return request
+
+    def multiplying(a: Any) -> torch.Tensor:
+        operands = a.values, layer.weight.t(), a.scale, layer.weight_scale, layer.dtype, layer.bias
+        wanted_by_calls[
+            cutlass_w8a8.explain(
+                *operands, layer.azp_adj, a.azp, capability=(9, 0), sm_count=WHERE.sm_count, overlap="weights"
+            ).spec
+        ] = None
+        return multiply(a)
+
+    monkeypatch.setattr(quant_calls, "check_quantize", quantising)
+    monkeypatch.setattr(layer, "_multiply", multiplying)
+    quant_calls._prepared.forget()
+    for m in (1, 300):
+        layer(torch.ones(m, 256, dtype=torch.float16))
+    assert set(cutlass_w8a8.warmup(torch.nn.Sequential(layer), ms=(1, 300)).kernels) == set(wanted_by_calls)
+    unquantised = cutlass_w8a8.warmup(layer, ms=(1, 300), quantize=None, scale_a="token").kernels
+    assert set(unquantised) == {spec for spec in wanted_by_calls if isinstance(spec, KernelSpec)}
