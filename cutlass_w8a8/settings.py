@@ -11,10 +11,7 @@ from cutlass_w8a8 import calls
 from cutlass_w8a8.arch import arch_named
 from cutlass_w8a8.errors import ArgumentError
 from cutlass_w8a8.runtime.device import force_arch
-from cutlass_w8a8.support import Config, parse_config, parse_overlap
-
-# One for each `batch_invariant` context that is entered.
-_invariant: list[None] = []
+from cutlass_w8a8.support import Config, invariance, parse_batch_invariant, parse_config, parse_overlap
 
 
 def options(config: Config, overlap: str, batch_invariant: bool | None) -> calls.Options:
@@ -24,11 +21,7 @@ def options(config: Config, overlap: str, batch_invariant: bool | None) -> calls
         ArgumentError: one of them is of a wrong type or value.
         ConfigError: ``config`` is not understood.
     """
-    if not (batch_invariant is None or isinstance(batch_invariant, bool)):
-        raise ArgumentError(
-            f"batch_invariant is {batch_invariant!r}; pass True, False, or None for the context's setting"
-        )
-    invariant = bool(_invariant) if batch_invariant is None else batch_invariant
+    invariant = parse_batch_invariant(batch_invariant)
     return calls.Options(parse_config(config), parse_overlap(overlap), invariant)
 
 
@@ -41,12 +34,12 @@ def batch_invariant() -> Iterator[None]:
     have run on a GPU (int8 sums are exact anyhow). Holds for the whole process; do not enter or leave it while other
     threads make calls.
     """
-    _invariant.append(None)
+    invariance.append(None)
     calls.forget()
     try:
         yield
     finally:
-        _invariant.pop()
+        invariance.pop()
         calls.forget()
 
 

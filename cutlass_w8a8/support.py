@@ -22,6 +22,9 @@ from cutlass_w8a8.spec import KernelSpec
 Tensor = torch.Tensor
 Config = KernelConfig | str | None
 
+# One for each context of the process that asks for batch invariance, and is entered.
+invariance: list[None] = []
+
 
 @dataclass(frozen=True)
 class Support:
@@ -142,12 +145,13 @@ def explain(
     capability: Capability | None = None,
     sm_count: int | None = None,
     overlap: str = DEFAULT_OVERLAP,
-    batch_invariant: bool = False,
+    batch_invariant: bool | None = None,
 ) -> Explanation:
     """The kernel that serves this call on a device of ``capability`` (default: that of a's device).
 
     Nothing is compiled or launched, and CPU tensors are welcome when ``capability`` is given. An architecture forced by
-    `use_arch` or ``CUTLASS_W8A8_ARCH`` counts for a's device, not for a capability that is given. ``sm_count`` is the
+    `use_arch` or ``CUTLASS_W8A8_ARCH`` counts for a's device, not for a capability that is given. Prepared calls
+    and layers have another ``overlap`` of themselves, ``"weights"``. ``sm_count`` is the
     number of multiprocessors to choose for; without it, and without a device, that of a typical one of the capability.
 
     Raises:
@@ -156,6 +160,7 @@ def explain(
     request = check(a, b, scale_a, scale_b, out_dtype, bias, azp_adj, azp, None)
     if sm_count is not None and (not isinstance(sm_count, int) or sm_count < 1):
         raise ArgumentError(f"sm_count is {sm_count!r}; pass the number of multiprocessors, or None")
+    invariant = parse_batch_invariant(batch_invariant)
     if capability is None:
         if not a.is_cuda:
             raise ArgumentError("a is on the CPU; pass capability=(major, minor) to say for which device to explain")
@@ -167,7 +172,7 @@ def explain(
             sm_count=sm_count or where.sm_count,
             device=where.name,
             overlap=parse_overlap(overlap),
-            batch_invariant=batch_invariant,
+            batch_invariant=invariant,
         )
     found = match(_version("capability", capability, "(9, 0), as torch.cuda.get_device_capability() returns"))
     return replace(
@@ -177,7 +182,7 @@ def explain(
             parse_config(config),
             sm_count=sm_count,
             overlap=parse_overlap(overlap),
-            batch_invariant=batch_invariant,
+            batch_invariant=invariant,
         ),
         note=found.note,
     )
@@ -276,3 +281,14 @@ def parse_overlap(overlap: str) -> Overlap:
         return Overlap(overlap)
     except ValueError:
         raise ArgumentError(f"overlap is {overlap!r}; pass {', '.join(repr(o.value) for o in Overlap)}") from None
+
+
+def parse_batch_invariant(value: bool | None) -> bool:
+    """Whether a caller wants batch invariance: as it says, or, where it says nothing, as the process's contexts do.
+
+    Raises:
+        ArgumentError: ``value`` is neither.
+    """
+    if not (value is None or isinstance(value, bool)):
+        raise ArgumentError(f"batch_invariant is {value!r}; pass True, False, or None for the context's setting")
+    return bool(invariance) if value is None else value

@@ -147,6 +147,12 @@ def test_explain_knows_the_options() -> None:
     assert cutlass_w8a8.explain(*given, capability=(9, 0), overlap="weights", batch_invariant=True).spec
     with pytest.raises(ConfigError, match="changes the bits of fp8 sums"):
         cutlass_w8a8.explain(*given, capability=(9, 0), config=SLICED, batch_invariant=True)
+    with cutlass_w8a8.batch_invariant():
+        with pytest.raises(ConfigError, match="changes the bits of fp8 sums"):
+            cutlass_w8a8.explain(*given, capability=(9, 0), config=SLICED)
+        assert cutlass_w8a8.explain(*given, capability=(9, 0), config=SLICED, batch_invariant=False).spec
+    with pytest.raises(ArgumentError, match="batch_invariant is 'no'; pass True, False, or None"):
+        cutlass_w8a8.explain(*given, capability=(9, 0), batch_invariant="no")  # type: ignore[arg-type]
 
 
 def test_zero_points_without_sums_are_refused_each_time() -> None:
