@@ -56,6 +56,15 @@ def prepare(
     return PreparedMM(b, scale_b, out_dtype, bias, azp_adj, config, overlap, batch_invariant)
 
 
+def settle(b: Tensor, overlap: str) -> None:
+    """Wait for what writes b on the current stream, if calls with this overlap would not wait for it themselves."""
+    # Where CUDA has not begun, nothing runs: b has no memory.
+    running = b.is_cuda and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    if running and overlap == Overlap.WEIGHTS.value and not torch.cuda.is_current_stream_capturing():
+        # It lets calls start that load b before they wait.
+        torch.cuda.current_stream(b.device).synchronize()
+
+
 @dataclass(frozen=True)
 class _Common:
     """A call with contiguous activations and no zero points.
@@ -100,11 +109,7 @@ class PreparedMM:
         self._given = (config, overlap, batch_invariant)
         self._b, self._scale_b, self._out_dtype, self._bias, self._azp_adj = b, scale_b, out_dtype, bias, azp_adj
         self._plain = type(b) in PLAIN and type(scale_b) in PLAIN and not b.is_meta
-        # Where CUDA has not begun, nothing runs: b has no memory.
-        running = b.is_cuda and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-        if running and overlap == Overlap.WEIGHTS.value and not torch.cuda.is_current_stream_capturing():
-            # What makes b may still run, and lets calls start that do not wait for it.
-            torch.cuda.current_stream(b.device).synchronize()
+        settle(b, overlap)
         if self._plain:
             # One row of any activations: what is wrong with the weights shows now.
             row = torch.empty((1, *b.shape[:1]), dtype=b.dtype, device=b.device)

@@ -150,8 +150,8 @@ def explain(
     """The kernel that serves this call on a device of ``capability`` (default: that of a's device).
 
     Nothing is compiled or launched, and CPU tensors are welcome when ``capability`` is given. An architecture forced by
-    `use_arch` or ``CUTLASS_W8A8_ARCH`` counts for a's device, not for a capability that is given. Options are those of the
-    call; prepared calls and layers have another ``overlap``, ``"weights"``, of themselves. ``sm_count`` is the
+    `use_arch` or ``CUTLASS_W8A8_ARCH`` counts for a's device, not for a capability that is given. Prepared calls
+    and layers have another ``overlap`` of themselves, ``"weights"``. ``sm_count`` is the
     number of multiprocessors to choose for; without it, and without a device, that of a typical one of the capability.
 
     Raises:

@@ -17,7 +17,7 @@ from cutlass_w8a8.nn.activations import Activations
 from cutlass_w8a8.nn.config import W8A8Config
 from cutlass_w8a8.nn.operands import one_granularity, one_input, out_dtype, rows_of
 from cutlass_w8a8.ops import scaled_mm, scaled_mm_azp
-from cutlass_w8a8.prepared import PreparedMM, prepare
+from cutlass_w8a8.prepared import PreparedMM, prepare, settle
 from cutlass_w8a8.quant_request import scheme_of
 from cutlass_w8a8.wanted import LayerCall
 from cutlass_w8a8.weight_checks import check_extents, padded
@@ -178,6 +178,7 @@ class W8A8Linear(torch.nn.Module):
         layer.bias = None if packed.bias is None else packed.bias.to(dtype)
         layer.input_scale = None if input_scale is None else input_scale.to(weight.device)
         layer.input_azp = None if input_azp is None else input_azp.to(weight.device)
+        layer._renew()
         return layer
 
     def forward(self, x: Tensor) -> Tensor:
@@ -257,6 +258,12 @@ class W8A8Linear(torch.nn.Module):
         )
         return mm
 
+    def _renew(self) -> None:
+        """The weight is another one, or was written."""
+        self._prepared = None
+        # Traced calls prepare nothing that would wait.
+        settle(self.weight, self.config.overlap)
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         # What a conversion would make of a result.
         dtype = out_dtype(fn(torch.empty(0, dtype=self.dtype, device=self.weight.device)).dtype)
@@ -268,7 +275,7 @@ class W8A8Linear(torch.nn.Module):
 
         result = super()._apply(move, recurse)  # type: ignore[no-untyped-call]
         self.dtype = dtype
-        self._prepared = None
+        self._renew()
         return result
 
     def _load_from_state_dict(
@@ -296,7 +303,7 @@ class W8A8Linear(torch.nn.Module):
         super()._load_from_state_dict(
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
-        self._prepared = None
+        self._renew()
 
     def __getstate__(self) -> dict[str, Any]:
         # The prepared call belongs to these tensors and not to their copies. The weight goes as bytes: pickle itself,

@@ -32,7 +32,7 @@ def quantize(
     """Quantise x [..., K] to int8 or e4m3.
 
     Args:
-        x: bfloat16, float16 or float32.
+        x: bfloat16, float16 or float32. Copied first if it is not contiguous along K.
         dtype: torch.int8 or torch.float8_e4m3fn.
         granularity: ``"token"`` (a scale for each row) or ``"tensor"``.
         scale: float32, one value, with ``"tensor"``; computed if None.
@@ -53,6 +53,8 @@ def quantize(
         wide = x.float()
         scale = _at_least(_quotient(_largest(wide), _E4M3_LARGEST), _FLOOR)
         return _into(_e4m3(wide * scale.reciprocal()), out), scale, None
+    if x.dim() and x.stride(-1) != 1:
+        x = x.contiguous()
     asymmetric = azp is not None or not symmetric
     found = quant_ops.quantize(x, dtype, scale, azp, granularity=granularity, symmetric=not asymmetric, out=out)
     return found[0], found[1], found[2] if asymmetric else None

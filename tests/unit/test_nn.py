@@ -16,7 +16,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from cutlass_w8a8 import ArgumentError
-from cutlass_w8a8.nn import W8A8Config, W8A8Linear, activations, calibrate, quantize_
+from cutlass_w8a8.nn import W8A8Config, W8A8Linear, activations, calibrate, linear, quantize_
 from cutlass_w8a8.quant_eval import quantized
 from cutlass_w8a8.spec import Scheme
 from cutlass_w8a8.weight_checks import operand_of
@@ -523,3 +523,17 @@ def test_a_layer_tells_what_it_is() -> None:
         "W8A8Linear(in_features=48, out_features=24, bias=True, int8 per channel, activations static per tensor, "
         "with zero points, to float32)"
     )
+
+
+def test_layers_wait_for_what_writes_their_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled ones too, whose calls prepare nothing."""
+    seen: list[tuple[int, str]] = []
+    monkeypatch.setattr(linear, "settle", lambda b, overlap: seen.append((b.data_ptr(), overlap)))
+    layer = W8A8Linear.from_linear(float_linear(), W8A8Config(overlap="launch"))
+    assert seen.pop() == (layer.weight.data_ptr(), "launch") and not seen
+    layer = W8A8Linear.from_linear(float_linear())
+    for change in (layer.half, lambda: layer.load_state_dict(layer.state_dict()), lambda: None):
+        assert [each == (layer.weight.data_ptr(), "weights") for each in seen] == [True]
+        seen.clear()
+        change()
+    assert not seen

@@ -181,3 +181,17 @@ def test_what_is_refused() -> None:
     ):
         with pytest.raises(ArgumentError, match=message):
             call()
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_input_need_not_be_contiguous(symmetric: bool) -> None:
+    x, scale = torch.randn(24, 5).t(), torch.tensor([0.1])
+    azp = None if symmetric else torch.tensor([3], dtype=torch.int32)
+    for given in ((), (scale, azp)):
+        found, expected = (scaled_int8_quant(each, *given, symmetric=symmetric) for each in (x, x.contiguous()))
+        assert all(a is b is None or torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    for given in ((), (scale,)):
+        found, expected = (
+            scaled_fp8_quant(each, *given, use_per_token_if_dynamic=True) for each in (x, x.contiguous())
+        )
+        assert torch.equal(found[0].float(), expected[0].float()) and torch.equal(found[1], expected[1])
