@@ -32,12 +32,29 @@ def quantized(
     """
     wide = x.float()
     scale, azp = _found(wide, target, scheme) if given is None else given
+    return coded(wide, target, scale, azp), scale, azp
+
+
+def coded(wide: Tensor, target: DType, scale: Tensor, azp: Tensor | None) -> Tensor:
+    """Rows [M, K] of float32 quantised by scales, and zero points or none, of which there are M or one."""
     # By tensors throughout: on CUDA, torch multiplies by the rounded reciprocal of a divisor that is a number.
     factor = scale.reshape(-1, 1)
     scaled = wide * (torch.ones_like(factor) / factor)
-    if target is DType.E4M3:
-        return _e4m3(scaled), scale, azp
-    return _int8(scaled, azp), scale, azp
+    return _e4m3(scaled) if target is DType.E4M3 else _int8(scaled, azp)
+
+
+def scale_of(largest: Tensor, target: DType) -> Tensor:
+    """The scales for these largest magnitudes, float32 of any shape, without zero points."""
+    return _at_least(largest / torch.full_like(largest, QUANT_LARGEST[target]), target)
+
+
+def range_of(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    """The scales and the zero points, int32, for ranges from ``low`` <= 0 to ``high`` >= 0, float32 of any shape."""
+    # Of half the range, because the whole one can exceed a float32.
+    half = high * 0.5 - low * 0.5
+    scale = _at_least(half / torch.full_like(half, QUANT_RANGE / 2), DType.INT8)
+    azp = -128 - low / scale
+    return scale, torch.where(azp.isnan(), 0.0, azp).round().to(torch.int32)
 
 
 def _found(wide: Tensor, target: DType, scheme: Scheme) -> tuple[Tensor, Tensor | None]:
@@ -50,8 +67,7 @@ def _found(wide: Tensor, target: DType, scheme: Scheme) -> tuple[Tensor, Tensor 
 
 def _largest(rows: Tensor, target: DType) -> Tensor:
     """The scale of each row [R, K] without a zero point, [R, 1]."""
-    largest = rows.abs().amax(1, keepdim=True) if rows.shape[1] else rows.new_zeros(rows.shape[0], 1)
-    return _at_least(largest / torch.full_like(largest, QUANT_LARGEST[target]), target)
+    return scale_of(rows.abs().amax(1, keepdim=True) if rows.shape[1] else rows.new_zeros(rows.shape[0], 1), target)
 
 
 def _extremes(rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -59,11 +75,7 @@ def _extremes(rows: Tensor) -> tuple[Tensor, Tensor]:
     zero = rows.new_zeros(rows.shape[0], 1)
     high = rows.amax(1, keepdim=True).clamp(min=0) if rows.shape[1] else zero
     low = rows.amin(1, keepdim=True).clamp(max=0) if rows.shape[1] else zero
-    # Of half the range, because the whole one can exceed a float32.
-    half = high * 0.5 - low * 0.5
-    scale = _at_least(half / torch.full_like(half, QUANT_RANGE / 2), DType.INT8)
-    azp = -128 - low / scale
-    return scale, torch.where(azp.isnan(), 0.0, azp).round().to(torch.int32)
+    return range_of(low, high)
 
 
 def _at_least(scale: Tensor, target: DType) -> Tensor:

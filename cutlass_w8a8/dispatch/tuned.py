@@ -92,11 +92,11 @@ def measured(
     """
     near = _measured(section.measured.get((n, k), ()), m)
     fitting = [row for row in near if row.config in usable]
-    row = min(fitting, key=lambda row: row.time(m, n, k, sm_count), default=None)
+    expected = _expected(m, n, k, sm_count, prior)
+    row = min(fitting, key=expected, default=None)
     if row is None or len(near) == 1 or prior is None:
         return row
-    other, expected = modelled(usable, m, n, k, sm_count, prior), _expected(m, n, k, sm_count, prior)
-    row = min(fitting, key=expected)
+    other = modelled(usable, m, n, k, sm_count, prior)
     return other if other is not None and expected(other) < FAR_LESS * expected(row) else row
 
 

@@ -68,25 +68,27 @@ class Waves:
 
     def time(self, config: KernelConfig, m: int, n: int, k: int) -> float:
         """The clocks that an m x n x k problem takes, as if tiles ended where it does."""
-        return self._time(config, m, n, k, self.INGEST_BYTES)
+        return self._time(config, m, n, k, edges=False)
 
     def edge(self, config: KernelConfig, m: int, n: int, k: int) -> float:
         """How many times as long it takes because some tiles reach beyond it: TMA fills up rows that do not exist.
 
         That takes three times as long as taking rows in.
         """
-        return self._time(config, m, n, k, self.ABSENT_BYTES) / self._time(config, m, n, k, self.INGEST_BYTES)
+        return self._time(config, m, n, k, edges=True) / self._time(config, m, n, k, edges=False)
 
-    def _time(self, config: KernelConfig, m: int, n: int, k: int, absent_bytes: float) -> float:
+    def _time(self, config: KernelConfig, m: int, n: int, k: int, *, edges: bool) -> float:
         rows, columns, block_k = config.block_m, config.tile[1], k / config.slices
         count = blocks(config, m, n)
         cluster = prod(config.cluster) * config.slices
         waves = -(-count // resident(cluster, self.sms))
         multiply = rows * max(columns, self.NARROWEST) * block_k / self.MACS
-        along_m, along_n = absent(config, m, n)
-        # In one wave the slowest block counts, in several the blocks on average.
-        missing = max(along_m) + max(along_n) if waves == 1 else mean(along_m) + mean(along_n)
-        ingest = (rows + columns - missing) * block_k / self.INGEST_BYTES + missing * block_k / absent_bytes
+        ingest = (rows + columns) * block_k / self.INGEST_BYTES
+        if edges:
+            along_m, along_n = absent(config, m, n)
+            # In one wave the slowest block counts, in several the blocks on average.
+            missing = max(along_m) + max(along_n) if waves == 1 else mean(along_m) + mean(along_n)
+            ingest += missing * block_k * (1 / self.ABSENT_BYTES - 1 / self.INGEST_BYTES)
         # The sums of a tile's slices travel between them as float32.
         exchange = rows * columns * 4 / self.INGEST_BYTES if config.slices > 1 else 0.0
         later = self.PINGPONG if config.schedule is Schedule.PINGPONG else 1.0

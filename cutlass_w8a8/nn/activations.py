@@ -12,10 +12,9 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from cutlass_w8a8 import quant_ops
+from cutlass_w8a8 import quant_eval, quant_ops
 from cutlass_w8a8.problem import DEFAULT_OVERLAP
-from cutlass_w8a8.spec import QUANT_FLOOR, QUANT_LARGEST, QUANT_RANGE
-from cutlass_w8a8.weight_checks import INT8_HIGH, INT8_LOW, operand_of
+from cutlass_w8a8.weight_checks import operand_of
 
 Tensor = torch.Tensor
 
@@ -75,11 +74,12 @@ def quantize(
         out=None if values is None else values[:, :k],
         overlap=overlap,
     )
+    values = found[0] if values is None else values
     if scale is not None or symmetric:
         # A layer's given zero point is folded into its weight.
-        return Activations(found[0] if values is None else values, found[1])
+        return Activations(values, found[1])
     azps = found[2] if granularity == "token" else found[2].expand(rows)
-    return Activations(found[0] if values is None else values, found[1], azps.reshape(rows).contiguous())
+    return Activations(values, found[1], azps.reshape(rows).contiguous())
 
 
 def by_limits(x: Tensor, dtype: torch.dtype, reach: Tensor, granularity: str, symmetric: bool) -> Activations:
@@ -114,31 +114,15 @@ def parameters(reach: Tensor, dtype: torch.dtype, symmetric: bool) -> tuple[Tens
     Returns:
         float32 [R, 1], and int32 of the same shape, or None if ``symmetric``.
     """
-    target = operand_of("dtype", dtype)
-    steps = QUANT_LARGEST[target] if symmetric else QUANT_RANGE / 2
-    # Of half the range, because the whole one can exceed a float32.
-    span = (reach if symmetric else reach * 0.5).sum(0).unsqueeze(1)
-    # Division by a number is a product with its rounded reciprocal on CUDA; by a tensor it is a division.
-    scale = torch.maximum(span / torch.full_like(span, steps), torch.full_like(span, QUANT_FLOOR[target]))
     if symmetric:
-        return scale, None
-    azp = (INT8_LOW + reach[0].unsqueeze(1) / scale).round()
-    # Limits that are not finite have no zero point; their scale tells.
-    return scale, azp.nan_to_num(0.0).clamp(INT8_LOW, INT8_HIGH).to(torch.int32)
+        return quant_eval.scale_of(reach[0].unsqueeze(1), operand_of("dtype", dtype)), None
+    below, above = reach.unsqueeze(2)
+    return quant_eval.range_of(-below, above)
 
 
 def apply(x: Tensor, dtype: torch.dtype, scale: Tensor, azp: Tensor | None) -> Tensor:
-    """Quantise x [M, K] by scales and zero points that broadcast against it."""
-    target = operand_of("dtype", dtype)
-    scaled = x.float() * (torch.ones_like(scale) / scale)
-    if dtype is not torch.int8:
-        # The conversion does not saturate: what is beyond the largest value would become NaN.
-        return scaled.clamp(-QUANT_LARGEST[target], QUANT_LARGEST[target]).to(dtype)
-    whole = torch.where(scaled.isnan(), 0.0, scaled).round()
-    if azp is not None:
-        # Before the sum, which is exact then.
-        whole = whole.clamp(INT8_LOW - azp, INT8_HIGH - azp) + azp
-    return whole.clamp(INT8_LOW, INT8_HIGH).to(torch.int8)
+    """Quantise x [M, K] by scales and zero points, of which there are M or one."""
+    return quant_eval.coded(x.float(), operand_of("dtype", dtype), scale, azp)
 
 
 def widened(values: Tensor, width: int) -> Tensor:
