@@ -14,7 +14,7 @@ from cutlass_w8a8.config import KernelConfig
 from cutlass_w8a8.errors import ArgumentError, ConfigError
 from cutlass_w8a8.evt.tree import Broadcast
 from cutlass_w8a8.memo import Memo
-from cutlass_w8a8.problem import Overlap
+from cutlass_w8a8.problem import CALL_OVERLAP, Overlap
 from cutlass_w8a8.request import Request, check, misaligned, overlapping
 from cutlass_w8a8.runtime.abi import OVERLAPPING
 from cutlass_w8a8.runtime.device import arch_of, current_device, device, on_change, raw_stream
@@ -52,7 +52,7 @@ class Options:
     """
 
     config: KernelConfig | None = None
-    overlap: Overlap = Overlap.NONE
+    overlap: Overlap = CALL_OVERLAP
     batch_invariant: bool = False
 
 

@@ -21,7 +21,7 @@ from cutlass_w8a8 import counters, emit
 from cutlass_w8a8.cache.chain import Chain
 from cutlass_w8a8.cache.key import digest
 from cutlass_w8a8.cache.location import size_limit
-from cutlass_w8a8.cache.store import LIBRARY, SOURCE, Entry
+from cutlass_w8a8.cache.shelf import LIBRARY, SOURCE, Entry
 from cutlass_w8a8.cache.upkeep import evict
 from cutlass_w8a8.errors import ArgumentError, CacheError, CompileError, ToolchainError
 from cutlass_w8a8.spec import Spec

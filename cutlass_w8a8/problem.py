@@ -26,8 +26,9 @@ class Overlap(str, Enum):
 
 
 OVERLAPS = tuple(overlap.value for overlap in Overlap)
-# Asks nothing of the caller.
-DEFAULT_OVERLAP = Overlap.LAUNCH.value
+# Of calls that name none: asks nothing of the caller. And its name, as callers know it.
+CALL_OVERLAP = Overlap.LAUNCH
+DEFAULT_OVERLAP = CALL_OVERLAP.value
 # For weights that stay: a layer's, a prepared call's.
 CONSTANT_OVERLAP = Overlap.WEIGHTS.value
 
@@ -57,7 +58,7 @@ class Problem:
     epilogue: EpilogueSpec
     sm_count: int | None = None
     device: str | None = None
-    overlap: Overlap = Overlap.NONE
+    overlap: Overlap = CALL_OVERLAP
     batch_invariant: bool = False
 
     @property

@@ -32,42 +32,49 @@ def quantized(
     """
     wide = x.float()
     scale, azp = _found(wide, target, scheme) if given is None else given
-    return coded(wide, target, scale, azp), scale, azp
+    columns = scale.reshape(-1, 1), None if azp is None else azp.reshape(-1, 1)
+    return coded(wide, target, *columns), scale, azp
 
 
 def coded(wide: Tensor, target: DType, scale: Tensor, azp: Tensor | None) -> Tensor:
-    """Rows [M, K] of float32 quantised by scales, and zero points or none, of which there are M or one."""
+    """float32 quantised by scales, and zero points or none, which are spread over it as torch broadcasts."""
     # By tensors throughout: on CUDA, torch multiplies by the rounded reciprocal of a divisor that is a number.
-    factor = scale.reshape(-1, 1)
-    scaled = wide * (torch.ones_like(factor) / factor)
+    scaled = wide * (torch.ones_like(scale) / scale)
     return _e4m3(scaled) if target is DType.E4M3 else _int8(scaled, azp)
 
 
-def scale_of(largest: Tensor, target: DType) -> Tensor:
-    """The scales for these largest magnitudes, float32 of any shape, without zero points."""
-    return _at_least(largest / torch.full_like(largest, QUANT_LARGEST[target]), target)
+def largest_of(rows: Tensor) -> Tensor:
+    """The largest magnitude of each row [R, K], [R, 1]; 0 where there are none."""
+    return rows.abs().amax(1, keepdim=True) if rows.shape[1] else rows.new_zeros(rows.shape[0], 1)
+
+
+def scale_of(largest: Tensor, target: DType, floor: float | None = None) -> Tensor:
+    """The scales for these largest magnitudes, float32 of any shape, without zero points.
+
+    Args:
+        largest: the magnitudes.
+        target: e4m3 or int8.
+        floor: the least scale; None is that of the kernels.
+    """
+    scale = largest / torch.full_like(largest, QUANT_LARGEST[target])
+    return _at_least(scale, QUANT_FLOOR[target] if floor is None else floor)
 
 
 def range_of(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
     """The scales and the zero points, int32, for ranges from ``low`` <= 0 to ``high`` >= 0, float32 of any shape."""
     # Of half the range, because the whole one can exceed a float32.
     half = high * 0.5 - low * 0.5
-    scale = _at_least(half / torch.full_like(half, QUANT_RANGE / 2), DType.INT8)
+    scale = _at_least(half / torch.full_like(half, QUANT_RANGE / 2), QUANT_FLOOR[DType.INT8])
     azp = -128 - low / scale
     return scale, torch.where(azp.isnan(), 0.0, azp).round().to(torch.int32)
 
 
 def _found(wide: Tensor, target: DType, scheme: Scheme) -> tuple[Tensor, Tensor | None]:
     rows = wide.reshape(1, -1) if scheme.whole else wide
-    scale, azp = _extremes(rows) if scheme.azp else (_largest(rows, target), None)
+    scale, azp = _extremes(rows) if scheme.azp else (scale_of(largest_of(rows), target), None)
     if not scheme.whole:
         return scale, azp
     return scale.view(1), None if azp is None else azp.view(1)
-
-
-def _largest(rows: Tensor, target: DType) -> Tensor:
-    """The scale of each row [R, K] without a zero point, [R, 1]."""
-    return scale_of(rows.abs().amax(1, keepdim=True) if rows.shape[1] else rows.new_zeros(rows.shape[0], 1), target)
 
 
 def _extremes(rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -78,8 +85,8 @@ def _extremes(rows: Tensor) -> tuple[Tensor, Tensor]:
     return range_of(low, high)
 
 
-def _at_least(scale: Tensor, target: DType) -> Tensor:
-    scale = torch.maximum(scale, torch.full_like(scale, QUANT_FLOOR[target]))
+def _at_least(scale: Tensor, floor: float) -> Tensor:
+    scale = torch.maximum(scale, torch.full_like(scale, floor))
     # One NaN of the many, as in the kernels.
     return torch.where(scale.isnan(), torch.nan, scale)
 
@@ -87,7 +94,7 @@ def _at_least(scale: Tensor, target: DType) -> Tensor:
 def _int8(scaled: Tensor, azp: Tensor | None) -> Tensor:
     code = torch.where(scaled.isnan(), 0.0, scaled).round()
     if azp is not None:
-        code = code.clamp(*_INT16).double() + azp.reshape(-1, 1).double()
+        code = code.clamp(*_INT16).double() + azp.double()
     return code.clamp(*_INT8).to(torch.int8)
 
 

@@ -14,7 +14,7 @@ from cutlass_w8a8.dtypes import OPERAND_DTYPES, OUTPUT_DTYPES
 from cutlass_w8a8.errors import ArgumentError, ConfigError, UnsupportedError
 from cutlass_w8a8.evt.epilogues import Azp, EpilogueSpec
 from cutlass_w8a8.evt.evaluate import TORCH_DTYPES
-from cutlass_w8a8.problem import DEFAULT_OVERLAP, Overlap, Problem
+from cutlass_w8a8.problem import CALL_OVERLAP, DEFAULT_OVERLAP, Overlap, Problem
 from cutlass_w8a8.request import FROM_TORCH, Request, check
 from cutlass_w8a8.runtime.device import arch_of, device
 from cutlass_w8a8.spec import KernelSpec
@@ -195,7 +195,7 @@ def choose(
     *,
     sm_count: int | None = None,
     device: str | None = None,
-    overlap: Overlap = Overlap.NONE,
+    overlap: Overlap = CALL_OVERLAP,
     batch_invariant: bool = False,
 ) -> Explanation:
     """The kernel that serves a checked request on ``arch``: the heuristic's, or the one ``config`` asks for.
@@ -231,7 +231,7 @@ def alternatives(
     *,
     sm_count: int | None = None,
     device: str | None = None,
-    overlap: Overlap = Overlap.NONE,
+    overlap: Overlap = CALL_OVERLAP,
     batch_invariant: bool = False,
 ) -> Iterator[Explanation]:
     """All kernels that dispatch may have serve a checked request, best first, beginning with what `choose` gives.

@@ -25,15 +25,6 @@ Tensor = torch.Tensor
 
 # Formulas that the operands of a call amount to.
 _OF_CALLS = tuple(EpilogueSpec.of(azp=azp, bias=bias).formula for azp in Azp for bias in (False, True))
-# What quantises activations to such scales and zero points; a tensor's may be found or given, and a zero point that was
-# found for it goes with each token. Of the other pair, nothing.
-_SCHEMES = {
-    (ScaleA.TOKEN, Azp.NONE): (Scheme.TOKEN,),
-    (ScaleA.TOKEN, Azp.TOKEN): (Scheme.TOKEN_AZP,),
-    (ScaleA.TENSOR, Azp.NONE): (Scheme.TENSOR, Scheme.STATIC),
-    (ScaleA.TENSOR, Azp.TOKEN): (Scheme.TENSOR_AZP,),
-    (ScaleA.TENSOR, Azp.TENSOR): (Scheme.TENSOR_AZP, Scheme.STATIC_AZP),
-}
 
 
 @dataclass(frozen=True)
@@ -56,16 +47,20 @@ class LayerCall:
 
     Attributes:
         mm: the call.
-        scale_a, azp: of the activations.
         scheme: how they are quantised.
         source: the type from which they are.
     """
 
     mm: PreparedMM
-    scale_a: ScaleA
-    azp: Azp
     scheme: Scheme
     source: torch.dtype
+
+    @property
+    def azp(self) -> Azp:
+        """How their zero points come: one that is given is in ``azp_adj``, one that is found goes with each row."""
+        if not self.scheme.azp:
+            return Azp.NONE
+        return Azp.TENSOR if self.scheme.static else Azp.TOKEN
 
 
 @dataclass(frozen=True)
@@ -182,7 +177,7 @@ def plan(
         source: torch.dtype | None
         ways: Sequence[Scheme]
         if isinstance(item, LayerCall):
-            weight, scales, zero_points = Weight.of_prepared(item.mm), item.scale_a, item.azp
+            weight, scales, zero_points = Weight.of_prepared(item.mm), _scales(item.scheme), item.azp
             source, ways = item.source, (item.scheme,)
         else:
             weight = Weight.of_prepared(item) if isinstance(item, PreparedMM) else shaped(*item)
@@ -191,7 +186,7 @@ def plan(
                 # Zero points that prepared weights have the sums for are those of tokens, if nothing else is said.
                 zero_points = Azp.TOKEN if azp is Azp.NONE else azp
             scales, source = scale_a, quantize
-            ways = _SCHEMES.get((scales, zero_points), ()) if schemes is None else schemes
+            ways = _giving(scales, zero_points) if schemes is None else schemes
         kernels = [weight.kernel(m, scales, zero_points, target) for m in ms]
         if quantize is not None and source is not None:
             found |= dict.fromkeys(_quantisation(target.arch, source, weight.b.dtype, scheme) for scheme in ways)
@@ -238,6 +233,22 @@ def _prepared_in(values: Iterable[object]) -> Iterator[PreparedMM]:
             yield from _prepared_in(value)
         elif isinstance(value, dict):
             yield from _prepared_in(value.values())
+
+
+def _scales(scheme: Scheme) -> ScaleA:
+    return ScaleA.TENSOR if scheme.whole else ScaleA.TOKEN
+
+
+def _giving(scale_a: ScaleA, azp: Azp) -> list[Scheme]:
+    """What quantises activations to such scales and zero points."""
+    return [
+        scheme
+        for scheme in Scheme
+        if _scales(scheme) is scale_a
+        and scheme.azp is (azp is not Azp.NONE)
+        # A tensor's zero point can be in ``azp_adj`` or go with each row; those of rows cannot be in it.
+        and (scheme.whole or azp is not Azp.TENSOR)
+    ]
 
 
 def _quantisation(arch: Arch, source: torch.dtype, target: torch.dtype, scheme: Scheme) -> QuantSpec:

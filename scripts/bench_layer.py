@@ -5,7 +5,8 @@
 
 The four linear layers of a Llama-3-8B decoder layer (fused QKV, output, fused gate and up, down) run one after the
 other on inputs that are there: random weights, real sizes, no attention and no activation function. ``ours`` quantises
-each layer's bf16 input by token, then multiplies. Every kernel that ran is listed by name.
+each layer's bf16 input by token, then multiplies. Whatever the GPU was given to do is listed by name, copies and fills
+of memory too.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ sys.path.insert(0, str(ROOT))
 import torch
 
 from cutlass_w8a8.bench import machine, timing
+from cutlass_w8a8.bench.launched import launched
 from cutlass_w8a8.nn import W8A8Config, W8A8Linear
 
 # N and K.
@@ -46,7 +48,7 @@ def layers() -> dict[str, list[torch.nn.Module]]:
 
 
 def capture(stack: list[torch.nn.Module], inputs: list[torch.Tensor]) -> tuple[torch.cuda.CUDAGraph, list[str]]:
-    """A graph of `RUNS` runs of ``stack``, and the names of the kernels in one."""
+    """A graph of `RUNS` runs of ``stack``, and the names of what the GPU does in one."""
 
     def run() -> None:
         for layer, x in zip(stack, inputs, strict=True):
@@ -54,11 +56,7 @@ def capture(stack: list[torch.nn.Module], inputs: list[torch.Tensor]) -> tuple[t
 
     for _ in range(2):
         run()
-    torch.cuda.synchronize()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        run()
-        torch.cuda.synchronize()
-    names = [event.name for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    names = launched(run)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for _ in range(RUNS):
@@ -106,7 +104,7 @@ def main() -> int:
             cells = " | ".join(f"{us[n]:7.1f} | {us['bf16'] / us[n]:5.2f} | {errors[n]:.3f}" for n in DTYPES)
             print(f"| {m:4} | {us['bf16']:7.1f} | {cells} | {len(point['kernels']['fp8'])} |", flush=True)
     names = sorted({name for point in points for way in DTYPES for name in point["kernels"][way]})
-    print("kernels of ours:", ", ".join(names))
+    print("kernels, copies and fills of ours:", ", ".join(names))
     if options.json:
         machine.write_json(options.json, {"machine": facts, "layers": LAYERS, "points": points})
     return 0

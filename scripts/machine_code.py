@@ -42,7 +42,8 @@ from rich.table import Table
 from cutlass_w8a8 import pipeline
 from cutlass_w8a8.arch import ARCHS
 from cutlass_w8a8.bench import machine
-from cutlass_w8a8.cache.store import Entry, Store
+from cutlass_w8a8.cache.shelf import Entry
+from cutlass_w8a8.cache.store import Store
 from cutlass_w8a8.dispatch import rows_of
 from cutlass_w8a8.dtypes import DType
 from cutlass_w8a8.errors import ToolchainError, W8A8Error

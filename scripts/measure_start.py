@@ -3,8 +3,10 @@
 
     python scripts/measure_start.py --json start.json
 
-Milliseconds are medians of fresh processes, whose files are in memory; behind them, the least. The kernels are those of
-``quantize_per_token`` (bf16 to int8) and, with --gemm, of ``scaled_mm``; they are compiled first if not cached.
+Milliseconds are medians of fresh processes whose files are in memory; behind them, the least. Each imports torch first,
+which takes seconds and is not counted: as many do that at a time as there are cores, then they measure one by one. The
+kernels are those of ``quantize_per_token`` (bf16 to int8) and, with --gemm, of ``scaled_mm``; they are compiled
+first if not cached.
 """
 
 from __future__ import annotations
@@ -16,9 +18,10 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -42,14 +45,11 @@ from cutlass_w8a8.spec import KernelSpec, QuantSpec, Spec
 
 M, N, K = 16, 4096, 4096
 
-# Each prints a JSON object of milliseconds. They run in processes of their own, where torch has been imported.
-IMPORT = """
+# Each leaves seconds in ``took``. They run in processes of their own, where torch has been imported.
+FIND = """
 begin = time.perf_counter()
 import cutlass_w8a8
 took["import cutlass_w8a8, beyond torch"] = time.perf_counter() - begin
-"""
-FIND = """
-import cutlass_w8a8
 begin = time.perf_counter()
 from cutlass_w8a8 import acquire, dispatch, pipeline
 from cutlass_w8a8.runtime.abi import Library
@@ -85,29 +85,60 @@ assert not counters.stats.compiles, "the kernel was not the one in the cache"
 FRAME = """
 import json, sys, time
 import torch
+print("ready", flush=True)
+input()
 took = {{}}
 {body}
-print(json.dumps({{name: 1000 * seconds for name, seconds in took.items()}}))
+print(json.dumps({{name: 1000 * seconds for name, seconds in took.items()}}), flush=True)
 """
 
 
+class ProcessError(Exception):
+    """A process that measures has failed; it has said why."""
+
+
 def in_processes(body: str, runs: int, *words: str) -> dict[str, list[float]]:
-    """Median and least milliseconds of what ``body`` measures, over ``runs`` processes; one before does not count."""
+    """Median and least milliseconds of what ``body`` measures, over ``runs`` processes; one before does not count.
+
+    Raises:
+        ProcessError: one of them failed.
+    """
     found: dict[str, list[float]] = {}
+    cores = len(os.sched_getaffinity(0))
+    for first in range(0, runs + 1, cores):
+        told = [json.loads(line) for line in _batch(body, min(cores, runs + 1 - first), words)]
+        for took in told if first else told[1:]:
+            for name, value in took.items():
+                found.setdefault(name, []).append(value)
+    return {name: middle_and_least(values) for name, values in found.items()}
+
+
+def _batch(body: str, count: int, words: Sequence[str]) -> Iterator[str]:
+    """What so many processes print, which get ready side by side and run ``body`` one after the other."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
     # Modules compiled to byte code are what an installed package is run from.
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
-    for run in range(runs + 1):
-        done = subprocess.run(
-            [sys.executable, "-c", FRAME.format(body=body), *words],
-            env=environment,
-            stdout=subprocess.PIPE,
-            text=True,
-            check=True,
-        )
-        for name, value in json.loads(done.stdout.splitlines()[-1]).items() if run else ():
-            found.setdefault(name, []).append(value)
-    return {name: middle_and_least(values) for name, values in found.items()}
+    command = [sys.executable, "-c", FRAME.format(body=body), *words]
+    pipe = subprocess.PIPE
+    with ExitStack() as stack:
+        started = [
+            stack.enter_context(subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True))
+            for _ in range(count)
+        ]
+        for process in started:
+            _line(process)
+        for process in started:
+            cast(IO[str], process.stdin).write("\n")
+            cast(IO[str], process.stdin).flush()
+            yield _line(process)
+            process.wait()
+
+
+def _line(process: subprocess.Popen[str]) -> str:
+    line = cast(IO[str], process.stdout).readline()
+    if not line:
+        raise ProcessError(f"a process that measures ended with status {process.wait()}")
+    return line
 
 
 def middle_and_least(values: list[float]) -> list[float]:
@@ -166,36 +197,41 @@ def hits(rounds: int = 401, repeats: int = 100) -> dict[str, list[float]]:
         calls.forget()
 
 
+def show(what: str, lines: dict[str, list[float]], unit: str, digits: int) -> None:
+    print(what)
+    for name, (middle, least) in lines.items():
+        print(f"  {name:44}{middle:8.{digits}f} {unit} {least:8.{digits}f}", flush=True)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gemm", action="store_true", help="also a GEMM's kernel, compiled in a minute if need be")
     parser.add_argument("--arch", choices=list(ARCHS), help="default: the GPU's, else sm90")
-    parser.add_argument("--runs", type=int, default=11, metavar="N", help="processes a line; default: 11")
+    parser.add_argument("--runs", type=int, default=7, metavar="N", help="processes a line; default: %(default)s")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result")
     options = parser.parse_args(arguments)
+    if options.runs < 1:
+        parser.error(f"--runs is {options.runs}; pass 1 or more")
     gpu = torch.cuda.is_available()
+    microseconds = hits()
+    show("a call whose signature is known, but for the launch", microseconds, "us", 2)
+    milliseconds: dict[str, dict[str, list[float]]] = {}
     try:
         own = arch_of(device(torch.cuda.current_device())).name if gpu else "sm90"
         arch = options.arch or own
         specs: list[Spec] = [QuantSpec(arch_named(arch), DType.BF16, DType.INT8)]
         specs += [chosen(arch)] if options.gemm else []
-        milliseconds = {"process": in_processes(IMPORT, options.runs)}
         for spec in specs:
             pipeline.build(spec)
             milliseconds[spec.name] = in_processes(FIND, options.runs, spec.to_json())
+            show(spec.name, milliseconds[spec.name], "ms", 1)
             if gpu and own == arch:
-                milliseconds[spec.name] |= in_processes(LAUNCH, options.runs, spec.to_json(), json.dumps([M, N, K]))
-    except W8A8Error as error:
+                first = in_processes(LAUNCH, options.runs, spec.to_json(), json.dumps([M, N, K]))
+                show(f"{spec.name}, on the GPU", first, "ms", 1)
+                milliseconds[spec.name] |= first
+    except (ProcessError, W8A8Error) as error:
         print(f"measure_start: {error}", file=sys.stderr)
         return 1
-    microseconds = hits()
-    for what, lines in milliseconds.items():
-        print(what)
-        for name, (middle, least) in lines.items():
-            print(f"  {name:44}{middle:8.1f} ms {least:8.1f}")
-    print("a call whose signature is known, but for the launch")
-    for name, (middle, least) in microseconds.items():
-        print(f"  {name:44}{middle:8.2f} us {least:8.2f}")
     print(f"load average {os.getloadavg()[0]:.1f}; {'on a GPU' if gpu else 'no GPU: first calls were not timed'}")
     if options.json:
         load = {"load": os.getloadavg(), "runs": options.runs}

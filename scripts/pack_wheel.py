@@ -17,7 +17,7 @@ from pathlib import Path
 from cutlass_w8a8 import pipeline
 from cutlass_w8a8.cache.files import write_synced
 from cutlass_w8a8.cache.location import PACKS_GROUP
-from cutlass_w8a8.cache.store import LIBRARY, MANIFEST
+from cutlass_w8a8.cache.shelf import LIBRARY, MANIFEST
 from cutlass_w8a8.errors import ArgumentError, CacheError
 from cutlass_w8a8.spec import KernelSpec, QuantSpec, Spec
 from cutlass_w8a8.version import VERSION

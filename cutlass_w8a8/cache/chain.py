@@ -15,7 +15,8 @@ from cutlass_w8a8.cache import temporary
 from cutlass_w8a8.cache.files import read_regular, remove_file, write_synced
 from cutlass_w8a8.cache.location import cache_root, installed_packs, named_packs, warn_once
 from cutlass_w8a8.cache.lock import NoLocksError
-from cutlass_w8a8.cache.store import Entry, Shelf, Store
+from cutlass_w8a8.cache.shelf import Entry, Shelf
+from cutlass_w8a8.cache.store import Store
 from cutlass_w8a8.errors import CompileError, UnwritableError
 
 Result = TypeVar("Result")

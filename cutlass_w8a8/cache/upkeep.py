@@ -18,7 +18,8 @@ from pathlib import Path
 from cutlass_w8a8.cache import lock, users
 from cutlass_w8a8.cache.files import is_directory, make_directory, remove_file, remove_tree, rename, tree_bytes
 from cutlass_w8a8.cache.location import LIMIT_VARIABLE
-from cutlass_w8a8.cache.store import MANIFEST, SOURCE, BrokenError, Shelf, Store, is_digest
+from cutlass_w8a8.cache.shelf import MANIFEST, SOURCE, BrokenError, Shelf, is_digest
+from cutlass_w8a8.cache.store import Store
 from cutlass_w8a8.errors import CacheError
 
 # Evicting goes this far below the limit, so that not every kernel that comes makes one go.

@@ -12,7 +12,8 @@ from typing import Any
 from cutlass_w8a8.cache import upkeep
 from cutlass_w8a8.cache.chain import Chain
 from cutlass_w8a8.cache.location import LIMIT_VARIABLE, cache_root, parse_size, size_limit
-from cutlass_w8a8.cache.store import MANIFEST, Entry, Shelf, Store
+from cutlass_w8a8.cache.shelf import MANIFEST, Entry, Shelf
+from cutlass_w8a8.cache.store import Store
 from cutlass_w8a8.errors import ArgumentError
 
 DESCRIPTION = """\

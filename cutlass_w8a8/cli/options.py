@@ -15,7 +15,7 @@ from cutlass_w8a8.dtypes import OPERAND_DTYPES, OUTPUT_DTYPES, DType
 from cutlass_w8a8.errors import ArgumentError, W8A8Error
 from cutlass_w8a8.evt.epilogues import FORMULAS, Azp, EpilogueSpec, ScaleA, ScaleB
 from cutlass_w8a8.evt.evaluate import TORCH_DTYPES
-from cutlass_w8a8.problem import DEFAULT_OVERLAP, Overlap, Problem
+from cutlass_w8a8.problem import CALL_OVERLAP, Overlap, Problem
 from cutlass_w8a8.request import K_MULTIPLE, MAX_K_INT8, MAX_K_INT8_AZP, N_MULTIPLE
 from cutlass_w8a8.spec import KernelSpec, QuantSpec, Scheme, Spec
 from cutlass_w8a8.wanted import Target, Weight, plan
@@ -144,7 +144,7 @@ def weights_kernels(options: argparse.Namespace) -> list[Spec]:
     operand = DType(options.a_dtype) if options.a_dtype else arch.operands[0]
     out = TORCH_DTYPES[DType(options.out_dtype) if options.out_dtype else DEFAULT_OUT]
     epilogue = _chosen_epilogue(options)
-    calls = Options(overlap=Overlap(options.overlap or DEFAULT_OVERLAP))
+    calls = Options(overlap=Overlap(options.overlap or CALL_OVERLAP))
     return plan(
         options.weights,
         options.m,

@@ -121,7 +121,7 @@ def parameters(reach: Tensor, dtype: torch.dtype, symmetric: bool) -> tuple[Tens
 
 
 def apply(x: Tensor, dtype: torch.dtype, scale: Tensor, azp: Tensor | None) -> Tensor:
-    """Quantise x [M, K] by scales and zero points, of which there are M or one."""
+    """Quantise x [M, K] by scales and zero points, [M, 1] or [1, 1]."""
     return quant_eval.coded(x.float(), operand_of("dtype", dtype), scale, azp)
 
 

@@ -11,7 +11,6 @@ from torch.compiler import is_compiling
 
 from cutlass_w8a8.calls import PLAIN
 from cutlass_w8a8.errors import ArgumentError
-from cutlass_w8a8.evt.epilogues import Azp, ScaleA
 from cutlass_w8a8.nn import activations
 from cutlass_w8a8.nn.activations import Activations
 from cutlass_w8a8.nn.config import W8A8Config
@@ -235,10 +234,8 @@ class W8A8Linear(torch.nn.Module):
     def prepared_mms(self) -> list[LayerCall]:
         """The calls that `cutlass_w8a8.warmup` gets kernels for; inputs are taken to be of `dtype`."""
         c = self.config
-        # A zero point that was found for all rows goes with each of them; one that is given is in `azp_adj`.
-        azp = Azp.NONE if c.symmetric else Azp.TENSOR if c.folds else Azp.TOKEN
         scheme = scheme_of(str(c.granularity) if c.dynamic else "static", azp=not c.symmetric, dtype=c.dtype)
-        return [LayerCall(self._prepared_mm(), ScaleA(str(c.granularity)), azp, scheme, self.dtype)]
+        return [LayerCall(self._prepared_mm(), scheme, self.dtype)]
 
     def _prepared_mm(self) -> PreparedMM:
         """The prepared call of the tensors held now; whoever replaces one, or its memory, gets another."""

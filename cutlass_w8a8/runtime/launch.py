@@ -74,7 +74,7 @@ class PreparedCall:
         device: Device,
         extents: Extents,
         config: KernelConfig,
-        overlap: Overlap = Overlap.NONE,
+        overlap: Overlap,
     ) -> None:
         self._kernel = kernel
         self._device = device

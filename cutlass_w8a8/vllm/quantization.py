@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import torch
 
-from cutlass_w8a8 import quant_ops
+from cutlass_w8a8 import quant_eval, quant_ops
+from cutlass_w8a8.dtypes import DType
 from cutlass_w8a8.errors import ArgumentError
 
 Tensor = torch.Tensor
 
 FP8 = torch.float8_e4m3fn
-_E4M3_LARGEST = 448.0
-_E4M3_FLOOR = 1 / (448 * 512)
-# The least scale whose reciprocal is finite.
+# Scales of tensors: vLLM has no least one, the kernels that of rows. This is the least whose reciprocal is finite.
 _FLOOR = 2.0**-126
 
 
@@ -49,10 +48,9 @@ def quantize(
     """
     _check_input(x)
     if scale is None and granularity == "tensor":
-        # The kernel's least scale for e4m3 is that of rows, which vLLM's scales of tensors have not.
         wide = x.float()
-        scale = _at_least(_quotient(_largest(wide), _E4M3_LARGEST), _FLOOR)
-        return _into(_e4m3(wide * scale.reciprocal()), out), scale, None
+        scale = quant_eval.scale_of(quant_eval.largest_of(wide.reshape(1, -1)), DType.E4M3, _FLOOR).view(1)
+        return _into(quant_eval.coded(wide, DType.E4M3, scale, None), out), scale, None
     if x.dim() and x.stride(-1) != 1:
         x = x.contiguous()
     asymmetric = azp is not None or not symmetric
@@ -75,7 +73,7 @@ def quantize_groups(x: Tensor, scale: Tensor, group_shape: tuple[int, int] | Non
     grid = _grid(x, scale, group_shape)
     rows, columns = x.shape[0] // grid[0], x.shape[1] // grid[1]
     wide = x.float().view(grid[0], rows, grid[1], columns)
-    values = _e4m3(wide * scale.reshape(grid[0], 1, grid[1], 1).reciprocal())
+    values = quant_eval.coded(wide, DType.E4M3, scale.reshape(grid[0], 1, grid[1], 1), None)
     return _into(values.view(x.shape), out)
 
 
@@ -83,9 +81,8 @@ def quantize_bounded(x: Tensor, bound: Tensor, out: Tensor | None) -> tuple[Tens
     """x [M, K] as e4m3 by a scale for each row, whose magnitude counts up to ``bound``; and the scales [M, 1]."""
     _one_value("scale_ub", bound, torch.float32, x)
     wide = x.float()
-    largest = _rows_or_zero(wide.abs(), "amax")
-    scale = _at_least(_quotient(torch.minimum(largest, bound.reshape(())), _E4M3_LARGEST), _E4M3_FLOOR)
-    return _into(_e4m3(wide * scale.reciprocal()), out), scale
+    scale = quant_eval.scale_of(torch.minimum(quant_eval.largest_of(wide), bound.reshape(())), DType.E4M3)
+    return _into(quant_eval.coded(wide, DType.E4M3, scale, None), out), scale
 
 
 def check_tensors(**given: object) -> None:
@@ -147,29 +144,6 @@ def _grid(x: Tensor, scale: Tensor, group_shape: tuple[int, int] | None) -> tupl
             "must give a scale for each of equal groups"
         )
     return grid
-
-
-def _largest(wide: Tensor) -> Tensor:
-    """The largest magnitude of all, [1]; 0 if there are none."""
-    return wide.abs().amax().reshape(1) if wide.numel() else wide.new_zeros(1)
-
-
-def _rows_or_zero(wide: Tensor, reduction: str) -> Tensor:
-    found: Tensor = getattr(wide, reduction)(1, keepdim=True) if wide.shape[1] else wide.new_zeros(wide.shape[0], 1)
-    return found
-
-
-def _quotient(value: Tensor, divisor: float) -> Tensor:
-    # By a tensor: on CUDA a division by a number is a product with its rounded reciprocal.
-    return value / torch.full_like(value, divisor)
-
-
-def _at_least(value: Tensor, floor: float) -> Tensor:
-    return torch.maximum(value, torch.full_like(value, floor))
-
-
-def _e4m3(scaled: Tensor) -> Tensor:
-    return scaled.clamp(-_E4M3_LARGEST, _E4M3_LARGEST).to(FP8)
 
 
 def _into(values: Tensor, out: Tensor | None) -> Tensor:

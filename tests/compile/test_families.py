@@ -18,7 +18,7 @@ import pytest
 
 from cutlass_w8a8 import cli, pipeline
 from cutlass_w8a8.arch import Family
-from cutlass_w8a8.cache.store import Entry
+from cutlass_w8a8.cache.shelf import Entry
 from cutlass_w8a8.dispatch import smem_bytes
 from cutlass_w8a8.errors import ToolchainError
 from cutlass_w8a8.runtime.abi import ABI_VERSION, CALL, MAX_OPERANDS, Library

@@ -6,9 +6,9 @@ import copy
 
 import pytest
 import torch
-from torch.profiler import ProfilerActivity, profile
 
 import cutlass_w8a8
+from cutlass_w8a8.bench.launched import launched
 from cutlass_w8a8.nn import W8A8Config, W8A8Linear
 
 E4M3 = torch.float8_e4m3fn
@@ -47,12 +47,9 @@ def test_a_call_is_two_kernels(dtype: torch.dtype) -> None:
     _, gpu = layers(W8A8Config(dtype))
     x = inputs(16).cuda()
     gpu(x)
-    torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as profiled:
-        gpu(x)
-        torch.cuda.synchronize()
-    launched = [event.name for event in profiled.events() if event.device_type is torch.autograd.DeviceType.CUDA]
-    assert len(launched) == 2, launched
+    names = launched(lambda: gpu(x))
+    # No copy, no fill, and nothing of torch's.
+    assert len(names) == 2 and all(name.startswith("w8a8_") for name in names), names
 
 
 @torch.no_grad()

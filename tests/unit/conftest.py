@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
-from cutlass_w8a8 import acquire, background, calls, ops, pipeline, prepared, quant_calls, quant_ops
+from cutlass_w8a8 import acquire, background, batch, calls, ops, pipeline, prepared, quant_calls, quant_ops, warm
 from cutlass_w8a8.arch import SM90
 from cutlass_w8a8.cache import chain, location, temporary, users
 from cutlass_w8a8.cache.location import LIMIT_VARIABLE, PACKS_VARIABLE, ROOT_VARIABLE
 from cutlass_w8a8.runtime import device
+from cutlass_w8a8.spec import Spec
 from cutlass_w8a8.toolchain import discover, headers
 from cutlass_w8a8.toolchain.process import TIMEOUT_VARIABLE
+from cutlass_w8a8.worker import Outcome
 from tests.fake_tools import LIBRARY, FakeTools
 from tests.unit.fake_gpu import WHERE, FakeGpu, OnGpu
 
@@ -75,3 +79,25 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeGpu]:
     yield fake
     calls.forget()
     quant_calls._prepared.forget()
+
+
+@pytest.fixture
+def compiled(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What was compiled by workers, `jobs` at a time; and how each ends."""
+    found = SimpleNamespace(specs=[], jobs=[], errors={})
+
+    def outcomes(specs: Sequence[Spec], jobs: int) -> Iterator[Outcome]:
+        found.jobs.append(jobs)
+        for spec in specs:
+            found.specs.append(spec)
+            error = found.errors.get(spec, "")
+            if not error:
+                gpu.disk.add(spec)
+            yield Outcome(spec, compiled=not error, error=error)
+
+    monkeypatch.setattr(batch, "outcomes", outcomes)
+    monkeypatch.setattr(warm, "facts_of", lambda index: WHERE)
+    monkeypatch.setattr(warm, "arch_of", lambda where: SM90)
+    monkeypatch.setattr(warm, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    return found

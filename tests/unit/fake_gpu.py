@@ -69,7 +69,9 @@ class FakeGpu:
         if spec in self.unloadable:
             raise LaunchError("refused")
         self.loaded.append(spec)
-        operands = 2 if isinstance(spec, KernelSpec) else 0
+        operands = 0
+        if isinstance(spec, KernelSpec):
+            operands = len(spec.epilogue.tree(spec.operand.accumulator, spec.out).loads)
         library: Any = SimpleNamespace(
             info=SimpleNamespace(operands=operands),
             workspace=lambda call: -1 if spec in self.refused else 0,

@@ -21,14 +21,40 @@ def test_start(fake_tools: Any, library: Path, tmp_path: Path, capsys: Capture) 
     assert measure_start.main(["--runs", "1", "--json", str(path)]) == 0
     result = json.loads(path.read_text())
     kernel = result["milliseconds"]["sm90_quantize_bf16_int8"]
-    assert kernel.keys() == {"modules of the first call", "key", "look-up", "dlopen", "all of these"}
+    found = {"modules of the first call", "key", "look-up", "dlopen", "all of these"}
+    assert kernel.keys() == {"import cutlass_w8a8, beyond torch"} | found
     assert all(0 < least <= middle for middle, least in kernel.values())
-    assert result["milliseconds"]["process"]["import cutlass_w8a8, beyond torch"][0] > 1
+    assert kernel["import cutlass_w8a8, beyond torch"][0] > 1
     assert 0 < result["microseconds"]["prepared, out given"][1] < 1000
     assert result["machine"]["python"] and len(fake_tools.calls) == 1
     assert "first calls were not timed" in capsys.readouterr().out
     # It leaves the package as it was.
     assert calls.resolve is resolve and not calls._kept
+
+
+def test_starts_get_ready_together_and_are_measured_one_by_one() -> None:
+    body = """
+import os
+took["begin"] = time.clock_gettime(time.CLOCK_BOOTTIME)
+took["started"] = int(open("/proc/self/stat").read().rsplit(")")[1].split()[19]) / os.sysconf("SC_CLK_TCK")
+time.sleep(0.3)
+took["end"] = time.clock_gettime(time.CLOCK_BOOTTIME)
+assert "torch" in sys.modules
+"""
+    first, second = (json.loads(line) for line in measure_start._batch(body, 2, []))
+    assert second["started"] < first["begin"] < first["end"] < second["begin"] < second["end"]
+
+
+def test_a_start_that_fails_is_an_error(
+    fake_tools: Any, library: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    fake_tools.write(link=f"cp {library} kernel.so; exit 0")
+    monkeypatch.setattr(measure_start, "FIND", "sys.exit(3)")
+    assert measure_start.main(["--runs", "1"]) == 1
+    told = capsys.readouterr()
+    assert "a process that measures ended with status 3" in told.err
+    # What was measured by then has been told.
+    assert "prepared, out given" in told.out
 
 
 def test_compile(fake_tools: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:

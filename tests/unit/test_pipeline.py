@@ -18,7 +18,7 @@ import pytest
 import cutlass_w8a8
 from cutlass_w8a8 import counters, pipeline
 from cutlass_w8a8.arch import SM80, SM90
-from cutlass_w8a8.cache import location, store
+from cutlass_w8a8.cache import location, shelf
 from cutlass_w8a8.cache.location import Layout
 from cutlass_w8a8.config import CONFIG_FIELDS, KernelConfig, Raster, Schedule, Scheduler
 from cutlass_w8a8.dtypes import DType
@@ -390,8 +390,8 @@ def test_a_hit_costs_no_more_than_its_files(tools: Any, monkeypatch: pytest.Monk
     """Neither compilers nor wheels' metadata, and each file is read once."""
     entry = build(SPEC)
     read: list[Path] = []
-    real = store.read_regular
-    monkeypatch.setattr(store, "read_regular", lambda path, size=None: read.append(path) or real(path, size))
+    real = shelf.read_regular
+    monkeypatch.setattr(shelf, "read_regular", lambda path, size=None: read.append(path) or real(path, size))
     monkeypatch.setattr(pipeline, "find_toolkit", lambda: pytest.fail("looked for a compiler"))
     monkeypatch.setattr(location, "entry_points", lambda group: pytest.fail("looked for packs"))
     assert build(SPEC).library == entry.library
