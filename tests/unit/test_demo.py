@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 
 from examples.encoder import checkpoint, report
-from examples.encoder.model import DemoError, Encoder, fp32_linear, from_bert, load_pretrained
+from examples.encoder.model import DemoError, Encoder, Tokens, fp32_linear, from_bert, load_pretrained
 from examples.encoder.quantize import column_sums, fp8_e4m3, int8_symmetric, int8_zero_point
 from examples.encoder.w8a8 import VARIANTS, QuantizedLinears, Variant, quantize
 from tests.unit.tiny_encoder import CONFIG, HIDDEN, SENTENCES, WIDE, random_bert, tiny_tokenizer
@@ -141,6 +141,23 @@ def test_encoder_equals_torch_layers_whatever_the_batches(
     got = torch.cat([encoder.embed(batch, fp32_linear(linears)) for batch in encoder.batches(SENTENCES, size)])
     expected = torch.stack([torch_reference(random_bert(CONFIG), sentence) for sentence in SENTENCES])
     torch.testing.assert_close(got, expected, atol=2e-6, rtol=0)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_batch_without_padding_needs_no_mask(
+    tiny: tuple[Encoder, dict[str, torch.Tensor]], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder, linears = tiny
+    ids = torch.randint(4, 18, (3, 9), generator=torch.Generator().manual_seed(5))
+    expected = encoder.embed(Tokens(ids, torch.ones_like(ids, dtype=torch.bool)), fp32_linear(linears))
+    # What waits for values, a capture refuses.
+    monkeypatch.setattr(torch.Tensor, "nonzero", lambda _: pytest.fail("a shape depends on values"))
+    converted = {name: tensor.to(dtype) for name, tensor in linears.items()}
+    batch = Tokens(ids)
+    got = encoder.to(torch.device("cpu"), dtype).embed(batch, fp32_linear(converted))
+    assert batch.count == 27 and got.dtype is dtype
+    torch.testing.assert_close(got.float(), expected, atol=2e-6 if dtype is torch.float32 else 0.01, rtol=0)
 
 
 def test_token_count_leaves_padding_out(tiny: tuple[Encoder, dict[str, torch.Tensor]]) -> None:
