@@ -52,8 +52,8 @@ def used_words(encoder: Encoder, sentences: Sequence[str]) -> Tensor:
 def save(path: Path, checkpoint: Checkpoint) -> None:
     """Write ``checkpoint`` as one safetensors file, the tokenizer and the sentences in its metadata.
 
-    Embeddings are stored in fp16, and only rows of words that occur in the sentences: the whole table would be
-    larger than all quantised layers together. An existing file is replaced in one step.
+    Embeddings are stored only of words that occur in the sentences: the whole table would be larger than all quantised
+    layers together. An existing file is replaced in one step.
 
     Raises:
         DemoError: the folder cannot be written to.
@@ -64,8 +64,6 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
         words = used_words(encoder, checkpoint.sentences)
         tensors["embeddings.word"] = tensors["embeddings.word"][words]
         tensors["embeddings.word_ids"] = words.int()
-    for name in ("embeddings.word", "embeddings.position"):
-        tensors[name] = tensors[name].half()
     modules = {}
     if isinstance(checkpoint.layers, ModuleLinears):
         for name, module in checkpoint.layers.layers.items():
@@ -120,8 +118,6 @@ def load(path: Path) -> Checkpoint:
     else:
         layers = {name: QuantizedLinear(**parts) for name, parts in own.items()}
     reference = tensors.pop("reference")
-    for name in ("embeddings.word", "embeddings.position"):
-        tensors[name] = tensors[name].float()
     encoder = Encoder(config, metadata["tokenizer"], tensors)
     return Checkpoint(encoder, layers, json.loads(metadata["sentences"]), reference)
 

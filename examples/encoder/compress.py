@@ -78,9 +78,8 @@ def main() -> None:
     parser.add_argument("kind", choices=KINDS)
     parser.add_argument("output", type=Path, help="the folder to write")
     parser.add_argument("--ignore", nargs="*", default=(), metavar="NAME", help="layers that stay in float; re:PATTERN")
-    parser.add_argument(
-        "--zero-points", nargs="*", default=(), metavar="NAME", help="with int8: layers that get zero points; re:PATTERN"
-    )
+    helped = "with int8: layers that get zero points; re:PATTERN"
+    parser.add_argument("--zero-points", nargs="*", default=(), metavar="NAME", help=helped)
     options = parser.parse_args()
     if options.zero_points and options.kind != "int8":
         parser.error(f"--zero-points is for int8, not for {options.kind}")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from cutlass_w8a8.checkpoint import Checkpoint
-from cutlass_w8a8.nn import W8A8Linear
+from cutlass_w8a8.nn import W8A8Config, W8A8Linear
 
 from .model import LINEAR_SHARDS, DemoError, Encoder, encoder_tensors
 from .w8a8 import OUT_DTYPE
@@ -35,16 +35,20 @@ class ModuleLinears:
 
     @property
     def name(self) -> str:
-        """How the layers are quantised."""
-        config = next(layer.config for layer in self.layers.values() if isinstance(layer, W8A8Linear))
-        dtype = "int8" if config.dtype is torch.int8 else "fp8"
-        azp = "" if config.symmetric else "-azp"
-        return f"{dtype}{azp} {'dynamic' if config.dynamic else 'static'} per {config.granularity}"
+        """How the layers are quantised; in several ways, perhaps."""
+        configs = [layer.config for layer in self.layers.values() if isinstance(layer, W8A8Linear)]
+        return ", ".join(dict.fromkeys(map(_name, configs)))
 
     @property
     def floats(self) -> list[str]:
         """Names of the layers that are not quantised."""
         return [name for name, layer in self.layers.items() if not isinstance(layer, W8A8Linear)]
+
+
+def _name(config: W8A8Config) -> str:
+    dtype = "int8" if config.dtype is torch.int8 else "fp8"
+    azp = "" if config.symmetric else "-azp"
+    return f"{dtype}{azp} {'dynamic' if config.dynamic else 'static'} per {config.granularity}"
 
 
 def load(folder: Path, published: Encoder) -> tuple[Encoder, ModuleLinears]:
