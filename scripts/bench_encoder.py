@@ -7,7 +7,7 @@ The whole forward pass of a batch in which every sentence has as many tokens, so
 linear layers in bf16 on both sides; and the linear layers alone, one after the other on inputs that are there. Those in
 8 bits quantise their bf16 inputs by token, which is counted in. The sizes are all-MiniLM-L6-v2's, the values random,
 which times do not depend on but for the clock. Needs neither the model's weights nor a tokenizer. Every kernel of the
-linear layers is listed by name; these commands compile them on a machine that needs no GPU, the second also with
+linear layers is listed by name; on a machine that needs no GPU these commands compile them, the second once more with
 ``--azp token``:
 
     of="--weights 1152x384,384x384,1536x384,384x1536 --m 65536 --bias --overlap weights --quantize bf16"
@@ -85,7 +85,9 @@ def distance(got: torch.Tensor, exact: torch.Tensor) -> float:
 def measure(
     config: EncoderConfig, wide: int, words: int, batch: int, length: int, device: torch.device
 ) -> dict[str, Any]:
-    """Microseconds of the encoder and of its linear layers each way, their distances from bf16, and kernels.
+    """Microseconds of the encoder and of its linear layers each way, how far from bf16's results, and kernels.
+
+    The distance is that of the sentence's embedding, or of the layer's results, which is farthest.
 
     Args:
         config, wide, words: sizes.

@@ -102,7 +102,7 @@ def graph_of(run: Callable[[], object], runs: int) -> tuple[torch.cuda.CUDAGraph
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         run()
         torch.cuda.synchronize()
-    names = [event.name for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    names = [event.name for event in profile.events() if event.device_type.name == "CUDA"]
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for _ in range(runs):
