@@ -200,12 +200,13 @@ CUresult CUDAAPI cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType ty
   static auto* const encode = w8a8::driver<decltype(::cuTensorMapEncodeTiled)>("cuTensorMapEncodeTiled");
   static auto* const replace = w8a8::driver<decltype(::cuTensorMapReplaceAddress)>("cuTensorMapReplaceAddress");
   if (!encode || !replace) return CUDA_ERROR_NOT_INITIALIZED;
-  // From one launch to the next most often no more than the address differs. Two operands and the result have maps.
+  // From one launch to the next most often no more than the address differs. Two operands and the result have maps, and
+  // the operands a second one for their last rows.
   w8a8::MapRequest const request(type, rank, dim, strides, box, element_strides, interleave, swizzle, promotion, fill);
   static thread_local struct {
     w8a8::MapRequest request;
     CUtensorMap map;
-  } recent[3];
+  } recent[5];
   static thread_local unsigned next = 0;
   for (auto& known : recent) {
     if (known.request == request) {
@@ -215,7 +216,7 @@ CUresult CUDAAPI cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType ty
   }
   auto const result =
       encode(map, type, rank, address, dim, strides, box, element_strides, interleave, swizzle, promotion, fill);
-  if (result == CUDA_SUCCESS) recent[next++ % 3] = {request, *map};
+  if (result == CUDA_SUCCESS) recent[next++ % 5] = {request, *map};
   return result;
 }
 

@@ -1,5 +1,6 @@
-// What Hopper's kernels add to CUTLASS's collectives: a main loop that can start ahead of the kernel before it, and an
-// epilogue that adds up the parts of a tile whose k was divided among the blocks of a cluster.
+// What Hopper's kernels add to CUTLASS's collectives: a main loop that loads no more rows than the operands have and can
+// start ahead of the kernel before it, and an epilogue that adds up the parts of a tile whose k was divided among the
+// blocks of a cluster.
 #pragma once
 
 #include <cstdint>
@@ -26,6 +27,9 @@ __device__ inline void start_dependent_grids() { asm volatile("griddepcontrol.la
 // A collective main loop of CUTLASS whose blocks wait for the preceding grids by themselves, as late as they can: with
 // Overlap::kWeights the pipeline's stages are filled with weights first.
 //
+// Rows of a tile that lie beyond the operand are not loaded: TMA would fill them with zeros at a third of the speed at
+// which it loads rows. What shared memory holds there reaches rows or columns of the accumulators that are not stored.
+//
 // With Slices > 1 the blocks of a cluster along m work on one tile, each on its own slice of k; to CUTLASS the slices
 // are the batch mode l of the operands, and the m coordinate of a block counts slices as well.
 template <class Base, bool WeightsAreA, int Slices>
@@ -47,31 +51,102 @@ struct Mainloop : Base {
   struct Params : Base::Params {
     int32_t overlap = kNone;
     bool once = false;
+    int32_t rows_a = 0, rows_b = 0;
+    cute::TmaDescriptor rest_a, rest_b;  // boxes of as many rows as the last box of the operand has
   };
 
   using typename Base::MainloopPipeline;
   using typename Base::PipelineState;
   using typename Base::TensorStorage;
 
+  // What a block has of each operand: the rows of a tile, and those of them that it loads, in one box.
+  using Cluster = typename Base::DispatchPolicy::ClusterShape;
+  static constexpr int kTileK = cute::size<2>(typename Base::TileShape{});
+  static constexpr int kTileRowsA = cute::size<0>(typename Base::TileShape{});
+  static constexpr int kTileRowsB = cute::size<1>(typename Base::TileShape{});
+  static constexpr int kBoxRowsA = kTileRowsA / cute::size<1>(Cluster{});
+  static constexpr int kBoxRowsB = kTileRowsB / cute::size<0>(Cluster{});
+  static_assert(kTileK * (kTileRowsA + kTileRowsB) == Base::TmaTransactionBytes, "elements of one byte");
+
+#if !defined(__CUDACC__)
+
   template <class ProblemShape>
-  static constexpr Params to_underlying_arguments(ProblemShape const& shape, Arguments const& args, void* workspace) {
-    return {Base::to_underlying_arguments(shape, args, workspace), args.overlap, args.once};
+  static Params to_underlying_arguments(ProblemShape const& shape, Arguments const& args, void* workspace) {
+    using namespace cute;
+    auto const base = Base::to_underlying_arguments(shape, args, workspace);
+    auto const [m, n, k, l] = shape;
+    return {base, args.overlap, args.once, m, n,
+            rest<kBoxRowsA>(base.tma_load_a, args.ptr_A, m, k, l, get<0>(args.dA), get<2>(args.dA)),
+            rest<kBoxRowsB>(base.tma_load_b, args.ptr_B, n, k, l, get<0>(args.dB), get<2>(args.dB))};
   }
 
-#if defined(__CUDACC__)
+ private:
+  // The operand's tensor map, with boxes of the rows that are left when it is cut into those of the main loop.
+  template <int BoxRows, class Load>
+  static cute::TmaDescriptor rest(Load const& load, void const* address, int rows, int k, int l, int64_t stride_rows,
+                                  int64_t stride_l) {
+    using namespace cute;
+    using Box = typename Load::AuxParams::TmaGmemBasis;
+    static_assert(is_same_v<decltype(stride(Box{})), tuple<E<1>, E<0>, E<2>>>, "boxes of k, rows, slices");
+    TmaDescriptor map = *load.get_tma_descriptor();
+    if (rows % BoxRows == 0) return map;
+    uint64_t const extents[] = {uint64_t(k), uint64_t(rows), uint64_t(l)};
+    uint64_t const strides[] = {uint64_t(stride_rows), uint64_t(stride_l)};
+    uint32_t const box[] = {uint32_t(size<0>(Box{})), uint32_t(rows % BoxRows), 1};
+    uint32_t const step[] = {1, 1, 1};
+    using Swizzle = typename Load::AuxParams::TmaSwizzle;
+    cuTensorMapEncodeTiled(
+        &map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 3, const_cast<void*>(address), extents, strides, box, step,
+        CU_TENSOR_MAP_INTERLEAVE_NONE,
+        TMA::to_CUtensorMapSwizzle(detail::get_tma_swizzle_bits(Swizzle{}), detail::get_tma_swizzle_base(Swizzle{})),
+        CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    return map;
+  }
+
+ public:
+#else
+
+  CUTLASS_DEVICE static void prefetch_tma_descriptors(Params const& params) {
+    Base::prefetch_tma_descriptors(params);
+    if (params.rows_a % kBoxRowsA) cute::prefetch_tma_descriptor(&params.rest_a);
+    if (params.rows_b % kBoxRowsB) cute::prefetch_tma_descriptor(&params.rest_b);
+  }
 
   template <class Inputs, class BlockCoord, class KTileIterator>
   CUTLASS_DEVICE void load(Params const& params, MainloopPipeline pipeline, PipelineState state, Inputs const& inputs,
                            BlockCoord const& block_coord, KTileIterator k_tile, int k_tiles, int, uint32_t rank,
                            TensorStorage& storage) {
-    using namespace cute;
-    using Cluster = typename Base::DispatchPolicy::ClusterShape;
     bool const first = !waited_;
     waited_ = true;
     if (!cute::elect_one_sync()) return;
-
     auto const [m, n, l] = tile_coord(block_coord);
     uint32_t const block = Slices == 1 ? rank : 0;
+    // Most tiles are whole; to look at each row's place would delay every one of them.
+    if ((m + 1) * kTileRowsA <= params.rows_a && (n + 1) * kTileRowsB <= params.rows_b) {
+      fill<true>(params, pipeline, state, inputs, m, n, l, k_tile, k_tiles, first, block, storage);
+    } else {
+      fill<false>(params, pipeline, state, inputs, m, n, l, k_tile, k_tiles, first, block, storage);
+    }
+  }
+
+  template <class Accumulators>
+  CUTLASS_DEVICE void mma(MainloopPipeline pipeline, PipelineState state, Accumulators& accumulators, int k_tiles,
+                          int thread, TensorStorage& storage, Params const& params) {
+    // The epilogue of these threads reads scales, and overwrites what earlier grids may be reading.
+    if (!waited_) wait_for_preceding_grids();
+    waited_ = true;
+    Base::mma(pipeline, state, accumulators, k_tiles, thread, storage, params);
+  }
+
+ private:
+  bool waited_ = false;
+
+  // Loads the operands' tiles m and n of slice l, as block `block` of the cluster.
+  template <bool Whole, class Inputs, class KTileIterator>
+  CUTLASS_DEVICE static void fill(Params const& params, MainloopPipeline& pipeline, PipelineState state,
+                                  Inputs const& inputs, int m, int n, int l, KTileIterator k_tile, int k_tiles,
+                                  bool first, uint32_t block, TensorStorage& storage) {
+    using namespace cute;
     uint32_t const x = block % size<0>(Cluster{}), y = block / size<0>(Cluster{});
     auto const slice_a = params.tma_load_a.get_slice(y);
     auto const slice_b = params.tma_load_b.get_slice(x);
@@ -91,17 +166,36 @@ struct Mainloop : Base {
     if constexpr (is_same_v<typename Base::GmemTiledCopyB, SM90_TMA_LOAD_MULTICAST>) {
       for (uint32_t i = 0; i < size<0>(Cluster{}); ++i) column |= uint16_t(1) << blocks(i, y, Int<0>{});
     }
+    // Of each operand the rows of this tile, and of the box that this block loads.
+    int const rows_a = Whole ? kTileRowsA : present(params.rows_a, m * kTileRowsA, kTileRowsA);
+    int const rows_b = Whole ? kTileRowsB : present(params.rows_b, n * kTileRowsB, kTileRowsB);
+    int const own_a = Whole ? kBoxRowsA : present(rows_a, y * kBoxRowsA, kBoxRowsA);
+    int const own_b = Whole ? kBoxRowsB : present(rows_b, x * kBoxRowsB, kBoxRowsB);
+    auto const* const map_a = own_a == kBoxRowsA ? params.tma_load_a.get_tma_descriptor() : &params.rest_a;
+    auto const* const map_b = own_b == kBoxRowsB ? params.tma_load_b.get_tma_descriptor() : &params.rest_b;
+    uint32_t const absent = kTileK * (kTileRowsA - rows_a + kTileRowsB - rows_b);
+
     // Weights that one block reads need no place in L2 once they are read.
     auto const hint = params.once ? TMA::CacheHintSm90::EVICT_FIRST : TMA::CacheHintSm90::EVICT_NORMAL;
     auto const normal = TMA::CacheHintSm90::EVICT_NORMAL;
+    auto const acquire = [&](PipelineState const& stage) {
+      // Announces the bytes of both tiles; those of absent rows count as come.
+      pipeline.producer_acquire(stage);
+      if (absent) {
+        cutlass::arch::ClusterTransactionBarrier::complete_transaction(pipeline.producer_get_barrier(stage),
+                                                                       cute::block_rank_in_cluster(), absent);
+      }
+    };
     auto const copy_a = [&](PipelineState const& stage, auto const& k) {
+      if (own_a == 0) return;
       auto* const barrier = pipeline.producer_get_barrier(stage);
-      copy(params.tma_load_a.with(*barrier, row, WeightsAreA ? hint : normal), from_a(_, _, _, k),
+      copy(params.tma_load_a.with(map_a, *barrier, row, WeightsAreA ? hint : normal), from_a(_, _, _, k),
            to_a(_, _, _, stage.index()));
     };
     auto const copy_b = [&](PipelineState const& stage, auto const& k) {
+      if (own_b == 0) return;
       auto* const barrier = pipeline.producer_get_barrier(stage);
-      copy(params.tma_load_b.with(*barrier, column, WeightsAreA ? normal : hint), from_b(_, _, _, k),
+      copy(params.tma_load_b.with(map_b, *barrier, column, WeightsAreA ? normal : hint), from_b(_, _, _, k),
            to_b(_, _, _, stage.index()));
     };
 
@@ -111,8 +205,7 @@ struct Mainloop : Base {
       auto tile = k_tile;
       CUTLASS_PRAGMA_NO_UNROLL
       for (int i = 0; i < early; ++i, ++stage, ++tile) {
-        // Announces the bytes of both operands: the barrier opens when the activations have come too.
-        pipeline.producer_acquire(stage);
+        acquire(stage);  // the barrier opens when the activations have come too
         if constexpr (WeightsAreA) copy_a(stage, *tile);
         else copy_b(stage, *tile);
       }
@@ -126,23 +219,16 @@ struct Mainloop : Base {
     }
     CUTLASS_PRAGMA_NO_UNROLL
     for (; k_tiles > 0; --k_tiles, ++state, ++k_tile) {
-      pipeline.producer_acquire(state);
+      acquire(state);
       copy_a(state, *k_tile);
       copy_b(state, *k_tile);
     }
   }
 
-  template <class Accumulators>
-  CUTLASS_DEVICE void mma(MainloopPipeline pipeline, PipelineState state, Accumulators& accumulators, int k_tiles,
-                          int thread, TensorStorage& storage, Params const& params) {
-    // The epilogue of these threads reads scales, and overwrites what earlier grids may be reading.
-    if (!waited_) wait_for_preceding_grids();
-    waited_ = true;
-    Base::mma(pipeline, state, accumulators, k_tiles, thread, storage, params);
+  // How many of `wanted` rows from `from` on there are.
+  CUTLASS_DEVICE static int present(int rows, int from, int wanted) {
+    return cute::max(0, cute::min(rows - from, wanted));
   }
-
- private:
-  bool waited_ = false;
 
   // The tile's m and n, and the slice of k.
   template <class BlockCoord>

@@ -25,6 +25,15 @@ def our_gemm(order: str) -> Callable[..., torch.Tensor]:
     return lambda *operands, **options: cutlass_w8a8.scaled_mm(*operands, overlap=OVERLAP[order], **options)
 
 
+def our_config(
+    order: str, a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor
+) -> str | None:
+    """The configuration that dispatch chooses for `our_gemm` of these operands; None on the CPU, which needs none."""
+    if not a.is_cuda:
+        return None
+    return cutlass_w8a8.explain(a, b, scale_a, scale_b, overlap=OVERLAP[order]).config.name
+
+
 def our_quantiser(overlap: str) -> Quantiser:
     """Our quantisation kernel, launched as ``overlap`` says (``launch`` or ``none``)."""
     return lambda tokens, q, scale: cutlass_w8a8.quantize_per_token(

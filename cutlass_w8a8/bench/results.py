@@ -30,6 +30,7 @@ class Measurement:
         accuracy: what `accuracy.check` found, by provider that computes what ours computes.
         errors: why a provider has no time.
         rounds, calls: graph replays, and calls in a graph.
+        config: the configuration that dispatch chose for ours; None if ours took no part.
     """
 
     point: Point
@@ -39,6 +40,7 @@ class Measurement:
     errors: dict[str, str] = field(default_factory=dict)
     rounds: int = 0
     calls: int = 0
+    config: str | None = None
 
 
 @dataclass(frozen=True)

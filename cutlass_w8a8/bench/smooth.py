@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 
 from cutlass_w8a8.bench.results import Measurement
+from cutlass_w8a8.config import KernelConfig
+from cutlass_w8a8.dispatch.table import blocks
 
 STEP = 0.15
 """Neighbours in the series are at most an eighth apart (a quarter below 64), where time may grow as much."""
@@ -20,15 +22,18 @@ class Step:
         where: type, order, N and K.
         before, after: neighbouring M.
         growth: time at ``after`` over time at ``before``, less 1.
+        tiles: tiles at ``before`` and at ``after``; None if the configurations were not recorded.
     """
 
     where: str
     before: int
     after: int
     growth: float
+    tiles: tuple[int, int] | None = None
 
     def __str__(self) -> str:
-        return f"{self.where}: +{self.growth:.0%} from M={self.before} to {self.after}"
+        tiles = f", {self.tiles[0]} tiles to {self.tiles[1]}" if self.tiles else ""
+        return f"{self.where}: +{self.growth:.0%} from M={self.before} to {self.after}{tiles}"
 
 
 def dense_batches() -> list[int]:
@@ -55,5 +60,12 @@ def steps(results: Sequence[Measurement], provider: str = "ours") -> list[Step]:
         for left, right in pairwise(members):
             growth = right.microseconds[provider] / left.microseconds[provider] - 1
             if growth > STEP:
-                found.append(Step(f"{dtype} {order} {n}x{k}", left.point.m, right.point.m, growth))
+                found.append(Step(f"{dtype} {order} {n}x{k}", left.point.m, right.point.m, growth, _tiles(left, right)))
     return sorted(found, key=lambda step: -step.growth)
+
+
+def _tiles(left: Measurement, right: Measurement) -> tuple[int, int] | None:
+    if left.config is None or right.config is None:
+        return None
+    before, after = (blocks(KernelConfig.parse(str(r.config)), r.point.m, r.point.n) for r in (left, right))
+    return before, after

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from cutlass_w8a8.bench import accuracy
-from cutlass_w8a8.bench.providers import DTYPES, Operands, Provider, make_operands
+from cutlass_w8a8.bench import accuracy, orders
+from cutlass_w8a8.bench.providers import DTYPES, Operands, Provider, make_operands, pick
 from cutlass_w8a8.bench.results import Measurement
 from cutlass_w8a8.bench.shapes import Point
 
@@ -65,6 +65,9 @@ def measure(point: Point, providers: Sequence[Provider], budget_ms: float, *, re
     graphs: dict[str, tuple[torch.cuda.CUDAGraph, int]] = {}
     for provider in serving:
         try:
+            if provider.name == "ours":
+                x = operands[False]
+                result.config = orders.our_config(point.order, *pick(x, 0), x.scale_a, x.scale_b)
             graph = capture(provider, operands[provider.bf16], calls[provider.bf16])
         except Exception as error:  # a peer that fails is named in the table
             torch.cuda.synchronize()

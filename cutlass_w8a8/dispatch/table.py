@@ -64,11 +64,6 @@ class Corrected:
     # Beyond this factor of M a residual's weight is below 1e-4.
     REACH = 4.5
 
-    def knows_m(self, m: int) -> bool:
-        """Whether it was measured at this M, with whatever weights."""
-        index = bisect_left(self.residuals, (m,))
-        return index < len(self.residuals) and self.residuals[index][0] == m
-
     def time(self, config: KernelConfig, m: int, n: int, k: int, sm_count: int | None = None) -> float:
         """The expected time of an m x n x k problem on ``sm_count`` multiprocessors, in microseconds."""
         weighted, weights = 0.0, self.PRIOR

@@ -11,7 +11,7 @@ from pathlib import Path
 from cutlass_w8a8.arch import Arch, Family
 from cutlass_w8a8.config import KernelConfig
 from cutlass_w8a8.dispatch.rules import problems
-from cutlass_w8a8.dispatch.table import Corrected, Cost, Row, blocks
+from cutlass_w8a8.dispatch.table import Cost, Row, blocks
 from cutlass_w8a8.dispatch.tables import Interval, Section, Table, read_table
 from cutlass_w8a8.dispatch.waves import Waves, resident
 from cutlass_w8a8.dtypes import DType
@@ -138,16 +138,9 @@ def _meant(row: Row, usable: Mapping[KernelConfig, Row], m: int, n: int, k: int,
 
 
 def _expected(m: int, n: int, k: int, sm_count: int | None, prior: Prior | None) -> Callable[[Row], float]:
-    device = Waves(sm_count or Waves.sms)
-
     def expected(row: Row) -> float:
-        time, weight = row.time(m, n, k, sm_count), 1.0
-        if prior is not None:
-            weight = prior(row.config, m, n, k) ** PRIOR_WEIGHT
-            # Corrections know what tiles that reach beyond the problem cost at the M they were measured at.
-            if isinstance(row.cost, Corrected) and not row.cost.knows_m(m):
-                weight *= device.edge(row.config, m, n, k) ** (1 + PRIOR_WEIGHT)
-        return time * weight
+        weight = 1.0 if prior is None else prior(row.config, m, n, k) ** PRIOR_WEIGHT
+        return row.time(m, n, k, sm_count) * weight
 
     return expected
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil, prod
-from statistics import fmean as mean
+from math import prod
 
 from cutlass_w8a8.config import KernelConfig, Schedule
 from cutlass_w8a8.dispatch.table import blocks, traffic
@@ -21,19 +20,6 @@ def resident(cluster: int, sms: int) -> int:
     """
     usable = sms if cluster <= 2 or sms < GPC else sms // GPC * GPC
     return max(cluster, usable // cluster * cluster)
-
-
-def absent(config: KernelConfig, m: int, n: int) -> tuple[list[int], list[int]]:
-    """Of each tile along M, and of each along N, the rows of its operand that do not exist, clusters filled up."""
-    tile, cluster = (config.block_m, config.tile[1]), config.cluster
-    if config.swap_ab:
-        tile, cluster = tile[::-1], cluster[::-1]
-    return _beyond(m, tile[0], cluster[0]), _beyond(n, tile[1], cluster[1])
-
-
-def _beyond(extent: int, tile: int, cluster: int) -> list[int]:
-    tiles = ceil(ceil(extent / tile) / cluster) * cluster
-    return [max(0, min(tile, (i + 1) * tile - extent)) for i in range(tiles)]
 
 
 @dataclass(frozen=True)
@@ -55,8 +41,6 @@ class Waves:
 
     MACS = 3500
     INGEST_BYTES = 74
-    # Fitted to 871 pairs of M with and without such rows, of an H200: off by 8 %, without it by 17 %.
-    ABSENT_BYTES = 23
     WAVE_CLOCKS = 3450
     # The part of it that pingpong does not hide from the second tile on.
     PINGPONG = 0.18
@@ -67,28 +51,15 @@ class Waves:
     NARROWEST = 32
 
     def time(self, config: KernelConfig, m: int, n: int, k: int) -> float:
-        """The clocks that an m x n x k problem takes, as if tiles ended where it does."""
-        return self._time(config, m, n, k, edges=False)
-
-    def edge(self, config: KernelConfig, m: int, n: int, k: int) -> float:
-        """How many times as long it takes because some tiles reach beyond it: TMA fills up rows that do not exist.
-
-        That takes three times as long as taking rows in.
-        """
-        return self._time(config, m, n, k, edges=True) / self._time(config, m, n, k, edges=False)
-
-    def _time(self, config: KernelConfig, m: int, n: int, k: int, *, edges: bool) -> float:
+        """The clocks that an m x n x k problem takes."""
         rows, columns, block_k = config.block_m, config.tile[1], k / config.slices
         count = blocks(config, m, n)
         cluster = prod(config.cluster) * config.slices
         waves = -(-count // resident(cluster, self.sms))
         multiply = rows * max(columns, self.NARROWEST) * block_k / self.MACS
-        ingest = (rows + columns) * block_k / self.INGEST_BYTES
-        if edges:
-            along_m, along_n = absent(config, m, n)
-            # In one wave the slowest block counts, in several the blocks on average.
-            missing = max(along_m) + max(along_n) if waves == 1 else mean(along_m) + mean(along_n)
-            ingest += missing * block_k * (1 / self.ABSENT_BYTES - 1 / self.INGEST_BYTES)
+        # Rows that a tile has and the problem has not are not loaded.
+        of_rows, of_columns = (n, m) if config.swap_ab else (m, n)
+        ingest = (min(rows, of_rows) + min(columns, of_columns)) * block_k / self.INGEST_BYTES
         # The sums of a tile's slices travel between them as float32.
         exchange = rows * columns * 4 / self.INGEST_BYTES if config.slices > 1 else 0.0
         later = self.PINGPONG if config.schedule is Schedule.PINGPONG else 1.0

@@ -16,7 +16,7 @@ from cutlass_w8a8.evt.epilogues import EpilogueSpec
 from cutlass_w8a8.spec import KernelSpec
 
 TILES_M = (64, 128, 256)
-TILES_N = (16, 32, 64, 96, 128, 160, 192, 224, 256)
+TILES_N = (16, 32, 48, 64, 80, 96, 112, 128, 160, 176, 192, 224, 256)
 CLUSTERS = ((1, 1), (2, 1), (1, 2), (4, 1), (1, 4), (2, 2), (1, 8), (8, 1))
 SLICES = (1, 2, 4, 8)
 # Fewer leave the main loop waiting for memory.

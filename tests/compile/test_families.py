@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from cutlass_w8a8.dispatch import smem_bytes
 from cutlass_w8a8.errors import ToolchainError
 from cutlass_w8a8.runtime.abi import ABI_VERSION, CALL, MAX_OPERANDS, Library
 from cutlass_w8a8.spec import KernelSpec
-from cutlass_w8a8.toolchain.discover import find_toolkit, require
+from cutlass_w8a8.toolchain.discover import find_cxx, find_toolkit, require
 from scripts import machine_code, regenerate
 
 pytestmark = pytest.mark.compile
@@ -110,14 +111,69 @@ def test_workspace_is_asked_of_the_host_half(cache: Path) -> None:
     assert workspace(library, lda=512, k=504) == -1
 
 
+# A driver that says which boxes tensor maps have, and launches nothing.
+DRIVER = """
+#include <cstdint>
+#include <cstdio>
+extern "C" {
+int cuTensorMapEncodeTiled(void*, int, unsigned rank, void*, uint64_t const* extents, uint64_t const*,
+                           unsigned const* box, unsigned const*, int, int, int, int) {
+  for (unsigned i = 0; i < rank; ++i) std::printf("%llu:%u ", (unsigned long long)extents[i], box[i]);
+  std::printf("\\n");
+  return 0;
+}
+int cuTensorMapReplaceAddress(void*, void*) { return 0; }
+int cuLaunchKernelEx(...) { return 0; }
+}
+"""
+LAUNCH = """
+import ctypes, sys
+from cutlass_w8a8.runtime.abi import CALL, Library
+library = Library(sys.argv[1])
+call = ctypes.create_string_buffer(bytes.fromhex(sys.argv[2]), CALL.size)
+sys.exit(library.launch(ctypes.addressof(call), ctypes.addressof(call)))
+"""
+
+
+@pytest.mark.parametrize(
+    ("spec", "m", "n", "boxes"),
+    [
+        (SPECS[0], 256, 1024, {(512, 256, 128), (512, 1024, 64)}),
+        # Two blocks load half of the columns of a tile each.
+        (SPECS[0], 129, 1064, {(512, 129, 128), (512, 129, 1), (512, 1064, 64), (512, 1064, 40)}),
+        (SPECS[0], 3, 1024, {(512, 3, 128), (512, 3, 3), (512, 1024, 64)}),
+        # Blocks divide K; the weights come first.
+        (SPECS[1], 1, 1024, {(128, 1024, 64), (128, 1, 16), (128, 1, 1)}),
+        (SPECS[1], 37, 1040, {(128, 1040, 64), (128, 1040, 16), (128, 37, 16), (128, 37, 5)}),
+    ],
+)
+def test_the_last_rows_of_an_operand_have_a_box_of_their_own(
+    spec: KernelSpec, m: int, n: int, boxes: set[tuple[int, int, int]], cache: Path, tmp_path: Path
+) -> None:
+    """So that no rows are loaded that do not exist: k and rows of each operand, and rows of a box, of 128 bytes."""
+    (tmp_path / "driver.cpp").write_text(DRIVER)
+    fake = ["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", str(tmp_path / "libcuda.so.1")]
+    subprocess.run([str(find_cxx()[0]), str(tmp_path / "driver.cpp"), *fake], check=True)
+    entry = built(spec)
+    command = [sys.executable, "-c", LAUNCH, str(entry.library), packed(Library(str(entry.library)), m, n).hex()]
+    environment = os.environ | {"LD_LIBRARY_PATH": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    maps = [[tuple(map(int, mode.split(":"))) for mode in line.split()] for line in run.stdout.splitlines()]
+    operands = [modes for modes in maps if len(modes) == 3 and modes[0][1] == 128]
+    assert {(k, rows, box) for (k, _), (rows, box), _ in operands} == boxes
+    assert {slices for *_, slices in operands} == {(spec.config.slices, 1)}
+
+
 def workspace(library: Library, *, lda: int, k: int = 512) -> int:
-    m, n = 256, 1024
-    operands = library.info.operands
-    pointers = (0, 16, 16, 16, 0) + (16,) * operands + (0,) * (MAX_OPERANDS - operands)
-    launch, spans = (132, 1, 1, 1, 0, 0, 0), (0,) * (3 + MAX_OPERANDS)
-    call = CALL.pack(*pointers, 0, lda, lda, n, m, n, k, *launch, *spans)
-    buffer = ctypes.create_string_buffer(call, CALL.size)
+    buffer = ctypes.create_string_buffer(packed(library, lda=lda, k=k), CALL.size)
     return int(library.workspace(ctypes.addressof(buffer)))
+
+
+def packed(library: Library, m: int = 256, n: int = 1024, *, lda: int = 512, k: int = 512) -> bytes:
+    operands = library.info.operands
+    pointers = (0, 16, 16, 1 << 30, 0) + (16,) * operands + (0,) * (MAX_OPERANDS - operands)
+    launch, spans = (132, 1, 1, 1, 0, 0, 0), (0,) * (3 + MAX_OPERANDS)
+    return CALL.pack(*pointers, 0, lda, lda, n, m, n, k, *launch, *spans)
 
 
 def test_pregenerated_directory_serves_without_a_compiler(

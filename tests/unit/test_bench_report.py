@@ -173,3 +173,11 @@ def test_steps_are_found_within_a_shape_and_order_only() -> None:
     assert [str(step) for step in smooth.steps(points)] == ["fp8 alone 4096x4096: +20% from M=64 to 65"]
     text = report.text(Run([Column("ours")], points), smooth=True)
     assert "steps up of more than 15% between neighbouring M: 1\nfp8 alone 4096x4096: +20% from M=64 to 65" in text
+
+
+def test_a_step_tells_how_many_tiles_there_were_before_and_after() -> None:
+    chosen = {64: "64x64x256_1x1_ws_swap", 65: "64x64x256_1x2_ws_swap"}
+    points = [Measurement(Point("fp8", m, 4096, 4096), {"ours": float(m * m)}, config=chosen[m]) for m in chosen]
+    assert smooth.steps(points) == []
+    points[1].microseconds["ours"] *= 2
+    assert str(smooth.steps(points)[0]) == "fp8 alone 4096x4096: +106% from M=64 to 65, 64 tiles to 128"
