@@ -12,8 +12,8 @@ of memory too.
 from __future__ import annotations
 
 import argparse
-import statistics
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ sys.path.insert(0, str(ROOT))
 import torch
 
 from cutlass_w8a8.bench import machine, timing
-from cutlass_w8a8.bench.launched import launched
 from cutlass_w8a8.nn import W8A8Config, W8A8Linear
 
 # N and K.
@@ -47,21 +46,10 @@ def layers() -> dict[str, list[torch.nn.Module]]:
     return found
 
 
-def capture(stack: list[torch.nn.Module], inputs: list[torch.Tensor]) -> tuple[torch.cuda.CUDAGraph, list[str]]:
-    """A graph of `RUNS` runs of ``stack``, and the names of what the GPU does in one."""
-
-    def run() -> None:
-        for layer, x in zip(stack, inputs, strict=True):
-            layer(x)
-
-    for _ in range(2):
-        run()
-    names = launched(run)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(RUNS):
-            run()
-    return graph, names
+def run(stack: list[torch.nn.Module], inputs: list[torch.Tensor]) -> None:
+    """Run each layer on its input."""
+    for layer, x in zip(stack, inputs, strict=True):
+        layer(x)
 
 
 def measure(stacks: dict[str, list[torch.nn.Module]], m: int) -> dict[str, Any]:
@@ -69,18 +57,14 @@ def measure(stacks: dict[str, list[torch.nn.Module]], m: int) -> dict[str, Any]:
     inputs = [torch.randn(m, k, device="cuda", dtype=torch.bfloat16) for _, k in LAYERS.values()]
     graphs, kernels = {}, {}
     for name, stack in stacks.items():
-        graph, kernels[name] = capture(stack, inputs)
+        graph, kernels[name] = timing.graph_of(partial(run, stack, inputs), RUNS)
         graphs[name] = (graph, RUNS)
-    times: dict[str, list[float]] = {name: [] for name in graphs}
-    for round_ in range(ROUNDS):
-        for name, us in timing.replay_all(graphs, round_).items():
-            times[name].append(us)
+    us = timing.medians(graphs, ROUNDS)
     errors = {}
     for name in DTYPES:
         exact = [layer(x).float() for layer, x in zip(stacks["bf16"], inputs, strict=True)]
         got = [layer(x).float() for layer, x in zip(stacks[name], inputs, strict=True)]
         errors[name] = max(float((g - e).norm() / e.norm()) for g, e in zip(got, exact, strict=True))
-    us = {name: statistics.median(values) for name, values in times.items()}
     return {"m": m, "microseconds": us, "relative error": errors, "kernels": kernels}
 
 

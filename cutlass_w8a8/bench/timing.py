@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
 from cutlass_w8a8.bench import accuracy, orders
+from cutlass_w8a8.bench.launched import launched
 from cutlass_w8a8.bench.providers import DTYPES, Operands, Provider, make_operands, pick
 from cutlass_w8a8.bench.results import Measurement
 from cutlass_w8a8.bench.shapes import Point
@@ -95,6 +96,27 @@ def measure(point: Point, providers: Sequence[Provider], budget_ms: float, *, re
             graph.replay()
             result.accuracy[provider.name] = accuracy.check(x, count - 1)
     return result
+
+
+def graph_of(run: Callable[[], object], runs: int) -> tuple[torch.cuda.CUDAGraph, list[str]]:
+    """A graph of ``runs`` runs, warmed up, and the names of what one run gives the GPU to do, in order."""
+    for _ in range(2):
+        run()
+    names = launched(run)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(runs):
+            run()
+    return graph, names
+
+
+def medians(graphs: Mapping[str, tuple[torch.cuda.CUDAGraph, int]], rounds: int) -> dict[str, float]:
+    """The median microseconds of a run of each graph, which has so many, in ``rounds`` rounds of `replay_all`."""
+    times: dict[str, list[float]] = {name: [] for name in graphs}
+    for round_ in range(rounds):
+        for name, us in replay_all(graphs, round_).items():
+            times[name].append(us)
+    return {name: statistics.median(values) for name, values in times.items()}
 
 
 def replay_all(

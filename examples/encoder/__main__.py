@@ -17,6 +17,8 @@ import cutlass_w8a8
 from cutlass_w8a8.errors import W8A8Error
 
 from . import checkpoint, compressed, report
+from .checkpoint import Layers
+from .compressed import ModuleLinears
 from .kernels import Built, build, build_all, served
 from .model import DemoError, Encoder, LinearFunction, Tokens, fp32_linear, load_pretrained
 from .w8a8 import OUT_DTYPE, VARIANTS, QuantizedLinear, QuantizedLinears, Variant, quantize
@@ -32,7 +34,7 @@ class Workload:
     """What to embed, with what, and the truth to compare with."""
 
     encoder: Encoder
-    layers: dict[str, QuantizedLinear]
+    layers: Layers
     sentences: list[str]
     reference: Tensor
     fp32_seconds: float | None
@@ -48,7 +50,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         type=Path,
         metavar="PATH",
         help="run from a file that `export` wrote, or, "
-        "of the published model, from a folder in the compressed-tensors format",
+        "of the published model, from a folder in the compressed-tensors format, which `export` makes a file of",
     )
     parser.add_argument("--output", type=Path, metavar="FILE", help="where `export` writes the quantised checkpoint")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results there")
@@ -59,7 +61,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     if (options.mode == "export") != (options.output is not None):
         parser.error("`export` needs --output FILE, and --output needs `export`")
     options.folder = options.checkpoint is not None and options.checkpoint.is_dir()
-    if options.checkpoint and (options.mode == "export" or (options.sentences and not options.folder)):
+    if options.checkpoint and not options.folder and (options.mode == "export" or options.sentences):
         parser.error("--checkpoint brings its own sentences and is quantised already: drop the other option")
     if options.batch_size < 1:
         parser.error(f"--batch-size {options.batch_size}: must be 1 or more")
@@ -133,17 +135,26 @@ def embed(encoder: Encoder, batches: Sequence[Tokens], linear: LinearFunction) -
 
 
 def prepare(options: argparse.Namespace, device: torch.device) -> Workload:
-    """Load a checkpoint, or the published model, which is embedded in fp32 and then quantised."""
-    if options.checkpoint:
+    """Load a checkpoint's file, or embed with the published model in fp32 and quantise it, or load its folder."""
+    if options.checkpoint and not options.folder:
         stored = checkpoint.load(options.checkpoint)
-        layers = {name: layer.to(device) for name, layer in stored.layers.items()}
+        layers = _moved(stored.layers, device)
         return Workload(stored.encoder.to(device), layers, stored.sentences, stored.reference.to(device), None)
     sentences = read_sentences(options.sentences or _SENTENCES)
-    encoder, linears = load_pretrained()
-    encoder, linears = encoder.to(device), {name: tensor.to(device) for name, tensor in linears.items()}
+    published, linears = load_pretrained()
+    found = compressed.load(options.checkpoint, published) if options.folder else None
+    encoder, linears = published.to(device), {name: tensor.to(device) for name, tensor in linears.items()}
     batches = [batch.to(device) for batch in encoder.batches(sentences, options.batch_size)]
     reference, seconds = embed(encoder, batches, fp32_linear(linears))
+    if found is not None:
+        return Workload(found[0].to(device), found[1].to(device), sentences, reference, seconds)
     return Workload(encoder, quantize(encoder.config, linears), sentences, reference, seconds)
+
+
+def _moved(layers: Layers, device: torch.device) -> Layers:
+    if isinstance(layers, ModuleLinears):
+        return layers.to(device)
+    return {name: layer.to(device) for name, layer in layers.items()}
 
 
 def export(options: argparse.Namespace, out: Console) -> None:
@@ -155,10 +166,9 @@ def export(options: argparse.Namespace, out: Console) -> None:
 
 
 def run(options: argparse.Namespace, out: Console) -> None:
-    """Embed under every variant and report."""
+    """Embed, with the layers of a folder's checkpoint or else under every variant, and report."""
     device = pick_device(options.device)
     on_gpu = device.type == "cuda"
-    capability = torch.cuda.get_device_capability() if on_gpu else _ASSUMED
     where = torch.cuda.get_device_name() if on_gpu else "CPU"
     if not on_gpu:
         out.print(
@@ -166,13 +176,30 @@ def run(options: argparse.Namespace, out: Console) -> None:
             "each variant of 200 sentences on two idle cores, several times that on busy ones."
         )
     work = prepare(options, device)
+    batches = [batch.to(device) for batch in work.encoder.batches(work.sentences, options.batch_size)]
+    if isinstance(work.layers, ModuleLinears):
+        run_modules(options, out, work, work.layers, batches, where)
+    else:
+        run_variants(options, out, work, work.layers, batches, where)
+
+
+def run_variants(
+    options: argparse.Namespace,
+    out: Console,
+    work: Workload,
+    layers: dict[str, QuantizedLinear],
+    batches: Sequence[Tokens],
+    where: str,
+) -> None:
+    """Embed under every variant and report."""
+    on_gpu = work.reference.is_cuda
+    capability = torch.cuda.get_device_capability() if on_gpu else _ASSUMED
     variants = supported_variants(capability)
     for left_out in (variant for variant in VARIANTS if variant not in variants):
         reason = support(left_out, capability).reason
         out.print(f"Without {left_out.name}: {reason}", markup=False, soft_wrap=True)
 
-    batches = [batch.to(device) for batch in work.encoder.batches(work.sentences, options.batch_size)]
-    rows = served(work.layers, variants, [batch.count for batch in batches], capability)
+    rows = served(layers, variants, [batch.count for batch in batches], capability)
     built: list[Built] = []
     if on_gpu:
         specs = list({row.spec.name: row.spec for row in rows}.values())
@@ -181,7 +208,7 @@ def run(options: argparse.Namespace, out: Console) -> None:
 
     results = [report.compare("fp32", work.reference, work.reference, work.fp32_seconds)]
     for variant in variants:
-        embeddings, seconds = embed(work.encoder, batches, QuantizedLinears(variant, work.layers))
+        embeddings, seconds = embed(work.encoder, batches, QuantizedLinears(variant, layers))
         results.append(report.compare(variant.name, embeddings, work.reference, seconds))
         if not on_gpu:
             out.print(f"  [{len(results) - 1}/{len(variants)}] {variant.name} ({seconds:.0f} s)")
@@ -202,24 +229,26 @@ def run(options: argparse.Namespace, out: Console) -> None:
         out.print(f"Wrote {options.json}")
 
 
-def run_folder(options: argparse.Namespace, out: Console) -> None:
-    """Embed with a checkpoint of the compressed-tensors format, and compare it with the published model in fp32."""
-    device = pick_device(options.device)
-    sentences = read_sentences(options.sentences or _SENTENCES)
-    encoder, linears = load_pretrained()
-    stored = compressed.load(options.checkpoint, encoder, device)
-    encoder, linears = encoder.to(device), {name: tensor.to(device) for name, tensor in linears.items()}
-    batches = [batch.to(device) for batch in encoder.batches(sentences, options.batch_size)]
-    reference, seconds = embed(encoder, batches, fp32_linear(linears))
-    results = [report.compare("fp32", reference, reference, seconds)]
-    embeddings, seconds = embed(stored.encoder, batches, stored)
-    results.append(report.compare(stored.name, embeddings, reference, seconds))
-    report.print_results(out, results, len(sentences))
-    if stored.floats:
-        out.print(f"Left in float: {', '.join(stored.floats)}", soft_wrap=True)
+def run_modules(
+    options: argparse.Namespace,
+    out: Console,
+    work: Workload,
+    layers: ModuleLinears,
+    batches: Sequence[Tokens],
+    where: str,
+) -> None:
+    """Embed with the layers that a folder in the compressed-tensors format had, and report."""
+    embeddings, seconds = embed(work.encoder, batches, layers)
+    results = [
+        report.compare("fp32", work.reference, work.reference, work.fp32_seconds),
+        report.compare(layers.name, embeddings, work.reference, seconds),
+    ]
+    report.print_results(out, results, len(work.sentences))
+    if layers.floats:
+        out.print(f"Left in float: {', '.join(layers.floats)}", soft_wrap=True)
     if options.json:
-        where = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
-        report.write_json(options.json, device=where, sentences=len(sentences), results=results, served=[], built=[])
+        sentences = len(work.sentences)
+        report.write_json(options.json, device=where, sentences=sentences, results=results, served=[], built=[])
         out.print(f"Wrote {options.json}")
 
 
@@ -239,7 +268,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     out = report.console()
     try:
         with torch.inference_mode():
-            (export if options.mode == "export" else run_folder if options.folder else run)(options, out)
+            (export if options.mode == "export" else run)(options, out)
     except (DemoError, W8A8Error) as error:
         print(f"scripts/demo: {error}", file=sys.stderr)
         return 1

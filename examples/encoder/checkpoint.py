@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
+import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from .model import DemoError, Encoder, EncoderConfig
-from .w8a8 import QuantizedLinear
+from cutlass_w8a8.nn import W8A8Config, W8A8Linear
 
-_FORMAT = "cutlass_w8a8 encoder 1"
+from .compressed import ModuleLinears
+from .model import DemoError, Encoder, EncoderConfig
+from .w8a8 import OUT_DTYPE, QuantizedLinear
+
+_FORMAT = "cutlass_w8a8 encoder 2"
+
+Layers = dict[str, QuantizedLinear] | ModuleLinears
+"""Linear layers: by name, in all types, or as a folder in the compressed-tensors format had them."""
 
 
 @dataclass(frozen=True)
@@ -24,13 +32,13 @@ class Checkpoint:
 
     Attributes:
         encoder: embeddings (of the words in ``sentences`` only) and normalisation parameters.
-        layers: the quantised linear layers, by name.
+        layers: the linear layers.
         sentences: what ``reference`` was computed from.
         reference: fp32 [sentences, hidden], the unquantised model's embeddings.
     """
 
     encoder: Encoder
-    layers: dict[str, QuantizedLinear]
+    layers: Layers
     sentences: list[str]
     reference: Tensor
 
@@ -44,8 +52,8 @@ def used_words(encoder: Encoder, sentences: Sequence[str]) -> Tensor:
 def save(path: Path, checkpoint: Checkpoint) -> None:
     """Write ``checkpoint`` as one safetensors file, the tokenizer and the sentences in its metadata.
 
-    Embeddings are stored in fp16, and only rows of words that occur in the sentences: the whole table would be
-    larger than all quantised layers together. An existing file is replaced in one step.
+    Embeddings are stored only of words that occur in the sentences: the whole table would be larger than all quantised
+    layers together. An existing file is replaced in one step.
 
     Raises:
         DemoError: the folder cannot be written to.
@@ -56,16 +64,21 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
         words = used_words(encoder, checkpoint.sentences)
         tensors["embeddings.word"] = tensors["embeddings.word"][words]
         tensors["embeddings.word_ids"] = words.int()
-    for name in ("embeddings.word", "embeddings.position"):
-        tensors[name] = tensors[name].half()
-    for name, layer in checkpoint.layers.items():
-        tensors |= {f"{name}.{field}": tensor for field, tensor in vars(layer).items()}
+    modules = {}
+    if isinstance(checkpoint.layers, ModuleLinears):
+        for name, module in checkpoint.layers.layers.items():
+            tensors |= {f"{name}.{part}": tensor for part, tensor in module.state_dict().items()}
+            modules[name] = _describe(module)
+    else:
+        for name, layer in checkpoint.layers.items():
+            tensors |= {f"{name}.{field}": tensor for field, tensor in vars(layer).items()}
     tensors["reference"] = checkpoint.reference
     metadata = {
         "format": _FORMAT,
         "config": encoder.config.to_json(),
         "sentences": json.dumps(checkpoint.sentences),
         "tokenizer": encoder.tokenizer,
+        "modules": json.dumps(modules),
     }
     try:
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
@@ -94,12 +107,35 @@ def load(path: Path) -> Checkpoint:
             "write one with `export`"
         )
     config = EncoderConfig(**json.loads(metadata["config"]))
-    layers = {
-        name: QuantizedLinear(**{field: tensors.pop(f"{name}.{field}") for field in QuantizedLinear.__annotations__})
+    own = {
+        name: {key.removeprefix(f"{name}."): tensors.pop(key) for key in list(tensors) if key.startswith(f"{name}.")}
         for name in config.linear_names
     }
+    modules = json.loads(metadata["modules"])
+    layers: Layers
+    if modules:
+        layers = ModuleLinears({name: _module(modules[name], parts) for name, parts in own.items()})
+    else:
+        layers = {name: QuantizedLinear(**parts) for name, parts in own.items()}
     reference = tensors.pop("reference")
-    for name in ("embeddings.word", "embeddings.position"):
-        tensors[name] = tensors[name].float()
     encoder = Encoder(config, metadata["tokenizer"], tensors)
     return Checkpoint(encoder, layers, json.loads(metadata["sentences"]), reference)
+
+
+def _describe(module: torch.nn.Module) -> dict[str, Any]:
+    """What `_module` needs to know of a layer besides its tensors, for JSON."""
+    extents = {"in_features": module.in_features, "out_features": module.out_features}
+    if not isinstance(module, W8A8Linear):
+        return extents
+    return {**extents, "config": {**asdict(module.config), "dtype": str(module.config.dtype).removeprefix("torch.")}}
+
+
+def _module(described: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> torch.nn.Module:
+    """The layer with these tensors."""
+    k, n, config = described["in_features"], described["out_features"], described.get("config")
+    layer: torch.nn.Module = torch.nn.Linear(k, n)
+    if config is not None:
+        config = W8A8Config(**{**config, "dtype": getattr(torch, config["dtype"])})
+        layer = W8A8Linear(k, n, config=config, dtype=OUT_DTYPE)
+    layer.load_state_dict(tensors)
+    return layer.requires_grad_(False)

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 _ROOT = Path(__file__).resolve().parents[2]
 _DOCUMENTS = ("README.md", "docs/design.md", "CONTRIBUTING.md", "benchmarks/README.md")
@@ -26,13 +27,14 @@ def documents() -> list[str]:
     return [sentence for sentence in found if 20 < len(sentence) < 300][: 2 * _SENTENCES : 2]
 
 
-def compress(kind: str, output: Path, ignore: Sequence[str]) -> None:
+def compress(kind: str, output: Path, ignore: Sequence[str], zero_points: Sequence[str]) -> None:
     """Quantise all linear layers but the pooler, activations dynamically per token, weights per channel.
 
     Args:
         kind: one of `KINDS`.
         output: the folder.
         ignore: names of layers that stay in float, or patterns after ``re:``.
+        zero_points: likewise, of layers whose activations have zero points though those of ``kind`` have none.
     """
     from datasets import Dataset
     from llmcompressor import oneshot
@@ -45,22 +47,29 @@ def compress(kind: str, output: Path, ignore: Sequence[str]) -> None:
     source = Path(package.origin).parent / "model"
     model, tokenizer = BertModel.from_pretrained(source).eval(), AutoTokenizer.from_pretrained(source)
     rows = [dict(tokenizer(text, truncation=True, max_length=256)) for text in documents()]
-    number = {"num_bits": 8, "type": "float" if kind == "fp8" else "int"}
-    scheme = {
-        "targets": ["Linear"],
-        "weights": {**number, "symmetric": True, "strategy": "channel"},
-        "input_activations": {**number, "symmetric": kind != "int8-azp", "strategy": "token", "dynamic": True},
-    }
+    groups = {"group_0": scheme(kind, ["Linear"])}
+    if zero_points:
+        groups["group_1"] = scheme("int8-azp", zero_points)
     oneshot(
         model=model,
         processor=tokenizer,
         dataset=Dataset.from_list(rows),
-        recipe=[GPTQModifier(config_groups={"group_0": scheme}, ignore=["pooler.dense", *ignore], dampening_frac=0.01)],
+        recipe=[GPTQModifier(config_groups=groups, ignore=["pooler.dense", *ignore], dampening_frac=0.01)],
         max_seq_length=256,
         num_calibration_samples=len(rows),
         pipeline="basic",
     )
     model.save_pretrained(output)
+
+
+def scheme(kind: str, targets: Sequence[str]) -> dict[str, Any]:
+    """What compressed-tensors calls one: how layers of ``kind`` are quantised, and which."""
+    number = {"num_bits": 8, "type": "float" if kind == "fp8" else "int"}
+    return {
+        "targets": list(targets),
+        "weights": {**number, "symmetric": True, "strategy": "channel"},
+        "input_activations": {**number, "symmetric": kind != "int8-azp", "strategy": "token", "dynamic": True},
+    }
 
 
 def main() -> None:
@@ -69,8 +78,12 @@ def main() -> None:
     parser.add_argument("kind", choices=KINDS)
     parser.add_argument("output", type=Path, help="the folder to write")
     parser.add_argument("--ignore", nargs="*", default=(), metavar="NAME", help="layers that stay in float; re:PATTERN")
+    helped = "with int8: layers that get zero points; re:PATTERN"
+    parser.add_argument("--zero-points", nargs="*", default=(), metavar="NAME", help=helped)
     options = parser.parse_args()
-    compress(options.kind, options.output, options.ignore)
+    if options.zero_points and options.kind != "int8":
+        parser.error(f"--zero-points is for int8, not for {options.kind}")
+    compress(options.kind, options.output, options.ignore, options.zero_points)
 
 
 if __name__ == "__main__":

@@ -9,35 +9,35 @@ import torch
 from torch import Tensor
 
 from cutlass_w8a8.checkpoint import Checkpoint
-from cutlass_w8a8.nn import W8A8Linear
+from cutlass_w8a8.nn import W8A8Config, W8A8Linear
 
 from .model import LINEAR_SHARDS, DemoError, Encoder, encoder_tensors
 from .w8a8 import OUT_DTYPE
 
 
 @dataclass(frozen=True)
-class Compressed:
-    """A stored encoder; a `model.LinearFunction` over its linear layers.
+class ModuleLinears:
+    """Linear layers that are modules, quantised in the one way that a checkpoint says; a `model.LinearFunction`.
 
     Attributes:
-        encoder: embeddings and normalisation parameters.
-        layers: the linear layers, `W8A8Linear` or, where the checkpoint left them alone, float ones.
+        layers: `W8A8Linear` or, where the checkpoint left them alone, float ones; by name.
     """
 
-    encoder: Encoder
     layers: dict[str, torch.nn.Module]
 
     def __call__(self, name: str, x: Tensor) -> Tensor:
         result: Tensor = self.layers[name](x)
         return result
 
+    def to(self, device: torch.device) -> ModuleLinears:
+        """The same layers, moved to ``device``."""
+        return ModuleLinears({name: layer.to(device) for name, layer in self.layers.items()})
+
     @property
     def name(self) -> str:
-        """How the layers are quantised."""
-        config = next(layer.config for layer in self.layers.values() if isinstance(layer, W8A8Linear))
-        dtype = "int8" if config.dtype is torch.int8 else "fp8"
-        azp = "" if config.symmetric else "-azp"
-        return f"{dtype}{azp} {'dynamic' if config.dynamic else 'static'} per {config.granularity}"
+        """How the layers are quantised; in several ways, perhaps."""
+        configs = [layer.config for layer in self.layers.values() if isinstance(layer, W8A8Linear)]
+        return ", ".join(dict.fromkeys(map(_name, configs)))
 
     @property
     def floats(self) -> list[str]:
@@ -45,8 +45,14 @@ class Compressed:
         return [name for name, layer in self.layers.items() if not isinstance(layer, W8A8Linear)]
 
 
-def load(folder: Path, published: Encoder, device: torch.device) -> Compressed:
-    """Read the encoder of ``published``'s sizes from a folder.
+def _name(config: W8A8Config) -> str:
+    dtype = "int8" if config.dtype is torch.int8 else "fp8"
+    azp = "" if config.symmetric else "-azp"
+    return f"{dtype}{azp} {'dynamic' if config.dynamic else 'static'} per {config.granularity}"
+
+
+def load(folder: Path, published: Encoder) -> tuple[Encoder, ModuleLinears]:
+    """Read the encoder of ``published``'s sizes from a folder: its own embeddings and normalisation, and its layers.
 
     Raises:
         DemoError: no layer is quantised, or a fused one in part.
@@ -62,8 +68,7 @@ def load(folder: Path, published: Encoder, device: torch.device) -> Compressed:
     if not any(isinstance(layer, W8A8Linear) for layer in layers.values()):
         raise DemoError(f"{folder} quantises no layer of the encoder; leave --checkpoint out")
     tensors = {name: tensor.float() for name, tensor in encoder_tensors(kept, config).items()}
-    encoder = Encoder(config, published.tokenizer, tensors).to(device)
-    return Compressed(encoder, {name: layer.to(device) for name, layer in layers.items()})
+    return Encoder(config, published.tokenizer, tensors), ModuleLinears(layers)
 
 
 def _linear(stored: Checkpoint, shards: list[str]) -> torch.nn.Module:

