@@ -69,7 +69,9 @@ def mean(ratios: list[float]) -> float:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("times", type=Path, nargs="+", help="JSON of scripts/bench.py --configs, or lines of tune measure")
+    parser.add_argument(
+        "times", type=Path, nargs="+", help="JSON of scripts/bench.py --configs, or lines of tune measure"
+    )
     parser.add_argument("--arch", default="sm90", choices=sorted(TABLES))
     parser.add_argument("--sm-count", type=int, help="multiprocessors to choose for; default: those measured on")
     options = parser.parse_args(arguments)

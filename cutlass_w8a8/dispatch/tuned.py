@@ -26,7 +26,7 @@ SHIPPED = Path(__file__).resolve().parents[1] / "tables"
 
 Prior = Callable[[KernelConfig, int, int, int], float]
 # How often a prior's time counts beside a row's, as factors of a product.
-PRIOR_WEIGHT = 2
+PRIOR_WEIGHT = 8
 # Of such a product: 15 % in time.
 FAR_LESS = 1.15 ** -(1 + PRIOR_WEIGHT)
 
@@ -105,8 +105,9 @@ def modelled(
 ) -> Row | None:
     """The row expected to take least; None if none fits.
 
-    The least of many fitted costs is likely one that is off, so ``prior`` has a say: with `PRIOR_WEIGHT`, what is lost
-    on a weight shape that was left out falls from 5.5 to 3.4 % (benchmarks/README.md). Blocks divide K to occupy
+    The least of many fitted costs is likely one that is off, so ``prior`` has most of the say: with `PRIOR_WEIGHT` of 8
+    rather than 2, what is lost on a weight shape that was left out falls from 3.2 to 3.0 %, and from 7.0 to 4.2 % where
+    weights are loaded ahead and fewer shapes were measured (benchmarks/README.md). Blocks divide K to occupy
     multiprocessors that have nothing to do: not where there are none. Tile orders were measured where they may matter
     only, too seldom for a cost: of a kernel's rows that without one stands for all.
     """

@@ -29,7 +29,7 @@ class Waves:
     A block multiplies its tile, or takes its operands in, whichever takes longer; a wave of blocks also fills its
     pipelines and stores, which pingpong hides behind the next tile. Meanwhile the operands come from memory, with a
     bandwidth that few blocks cannot draw. The rates are fitted to an H200's times (benchmarks/README.md); near the best
-    they are off by 8 %.
+    they are off by 7 %.
 
     Attributes:
         sms: multiprocessors.
