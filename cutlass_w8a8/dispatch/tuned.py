@@ -25,10 +25,8 @@ TABLES_VARIABLE = "CUTLASS_W8A8_TABLES"
 SHIPPED = Path(__file__).resolve().parents[1] / "tables"
 
 Prior = Callable[[KernelConfig, int, int, int], float]
-# How often a prior's time counts beside a row's, as factors of a product.
-PRIOR_WEIGHT = 8
-# Of such a product: 15 % in time.
-FAR_LESS = 1.15 ** -(1 + PRIOR_WEIGHT)
+# Of expected times: 15 %.
+FAR_LESS = 1 / 1.15
 
 
 def choose(problem: Problem) -> KernelConfig | None:
@@ -105,9 +103,8 @@ def modelled(
 ) -> Row | None:
     """The row expected to take least; None if none fits.
 
-    The least of many fitted costs is likely one that is off, so ``prior`` has most of the say: with `PRIOR_WEIGHT` of 8
-    rather than 2, what is lost on a weight shape that was left out falls from 3.2 to 3.0 %, and from 7.0 to 4.2 % where
-    weights are loaded ahead and fewer shapes were measured (benchmarks/README.md). Blocks divide K to occupy
+    The least of many fitted costs is likely one that is off, so ``prior`` has a say, as `prior_weight` tells: chosen by
+    what is lost on weight shapes that were left out (benchmarks/README.md). Blocks divide K to occupy
     multiprocessors that have nothing to do: not where there are none. Tile orders were measured where they may matter
     only, too seldom for a cost: of a kernel's rows that without one stands for all.
     """
@@ -140,10 +137,23 @@ def _meant(row: Row, usable: Mapping[KernelConfig, Row], m: int, n: int, k: int,
 
 def _expected(m: int, n: int, k: int, sm_count: int | None, prior: Prior | None) -> Callable[[Row], float]:
     def expected(row: Row) -> float:
-        weight = 1.0 if prior is None else prior(row.config, m, n, k) ** PRIOR_WEIGHT
-        return row.time(m, n, k, sm_count) * weight
+        time = row.time(m, n, k, sm_count)
+        if prior is None:
+            return time
+        # A weighted mean of logarithms. Only ratios of expected times count, so that units do not.
+        weight = prior_weight(m)
+        return (time * prior(row.config, m, n, k) ** weight) ** (1 / (1 + weight))
 
     return expected
+
+
+def prior_weight(m: int) -> int:
+    """How often a prior's time counts beside a row's, as factors of a product.
+
+    Where one tile holds all rows, time is that of the weights on their way, which the model knows; above, the more M,
+    the more it is the multiplication and what the card's power allows.
+    """
+    return 8 if m <= 64 else 1
 
 
 def tables() -> tuple[Table, ...]:
