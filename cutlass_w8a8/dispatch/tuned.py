@@ -142,7 +142,8 @@ def _expected(m: int, n: int, k: int, sm_count: int | None, prior: Prior | None)
             return time
         # A weighted mean of logarithms. Only ratios of expected times count, so that units do not.
         weight = prior_weight(m)
-        return (time * prior(row.config, m, n, k) ** weight) ** (1 / (1 + weight))
+        mean: float = (time * prior(row.config, m, n, k) ** weight) ** (1 / (1 + weight))
+        return mean
 
     return expected
 

@@ -65,7 +65,7 @@ def choose(
     given: Collection[KernelConfig] = (),
     keep: float = KEEP,
 ) -> list[KernelConfig]:
-    """``given``, and up to ``most`` altogether the candidates that add most, one after the other.
+    """``given``, then the candidates, up to ``most`` altogether: of each those that add most, one after the other.
 
     At a point a candidate adds the more the nearer it is to the best, and the less its features (tile, schedule,
     cluster, stages and slices) are among those chosen for the point already: the model is right about what matters, not
@@ -74,7 +74,7 @@ def choose(
     Args:
         near: candidates by point, as `near_best` returns them.
         most: how many to choose, ``given`` included.
-        given: what is in the plan anyway: the kernels of today's tables, which a new table must be compared with.
+        given: what comes first: the kernels of today's tables, which a new table must be compared with.
         keep: as for `near_best`.
     """
     weights: dict[KernelConfig, dict[Extents, float]] = {}
@@ -87,28 +87,24 @@ def choose(
         features = list(_features(config))
         return sum(
             weight * sum(1 / (1 + seen[point][feature]) for feature in features)
-            for point, weight in weights[config].items()
+            for point, weight in weights.get(config, {}).items()
         )
 
     chosen: list[KernelConfig] = []
 
-    def take(config: KernelConfig) -> None:
-        chosen.append(config)
-        for point in weights.get(config, ()):
-            seen[point].update(_features(config))
-
-    for config in dict.fromkeys(given):
-        take(config)
-    # A gain only ever falls, so one that was computed earlier is a bound: most need not be computed again.
-    heap = [(-gain(config), config.name, config) for config in weights if config not in chosen]
-    heapq.heapify(heap)
-    while heap and len(chosen) < most:
-        _, name, config = heapq.heappop(heap)
-        now = gain(config)
-        if heap and -now > heap[0][0]:
-            heapq.heappush(heap, (-now, name, config))
-        else:
-            take(config)
+    for pool in (dict.fromkeys(given), weights):
+        # A gain only ever falls, so one that was computed earlier is a bound: most need not be computed again.
+        heap = [(-gain(config), config.name, config) for config in pool if config not in chosen]
+        heapq.heapify(heap)
+        while heap and len(chosen) < most:
+            _, name, config = heapq.heappop(heap)
+            now = gain(config)
+            if heap and -now > heap[0][0]:
+                heapq.heappush(heap, (-now, name, config))
+                continue
+            chosen.append(config)
+            for point in weights.get(config, ()):
+                seen[point].update(_features(config))
     return chosen
 
 

@@ -165,20 +165,18 @@ def read(paths: Sequence[Path]) -> Measurements:
 
 
 def combined(runs: Sequence[Mapping[KernelConfig, float]]) -> dict[KernelConfig, float]:
-    """Times of one point from several runs: geometric means, each run first scaled to the clock of the last.
+    """Times of one point from several runs: those of the last, and what only earlier ones have, brought to its clock.
 
-    A card that throttles is slower by ten percent and more, and hides what a tile is worth when it does not; only times
-    of one run can be compared. The scale is the median ratio of the configurations that two runs share.
+    A card that throttles is slower by ten percent and more, and some tiles suffer more than others; only times of one
+    run can be compared. An earlier run's times are scaled by the median ratio of the configurations that it shares with
+    what is known.
     """
-    if len(runs) == 1:
-        return dict(runs[0])
-    found: dict[KernelConfig, list[float]] = {}
-    for run in runs:
-        ratios = [runs[-1][config] / us for config, us in run.items() if config in runs[-1]]
+    found: dict[KernelConfig, float] = {}
+    for run in reversed(runs):
+        ratios = [found[config] / us for config, us in run.items() if config in found]
         scale = statistics.median(ratios) if ratios else 1.0
-        for config, us in run.items():
-            found.setdefault(config, []).append(us * scale)
-    return {config: statistics.geometric_mean(values) for config, values in found.items()}
+        found = {config: us * scale for config, us in run.items()} | found
+    return found
 
 
 def _identity(machine: Machine) -> tuple[str, str, int]:

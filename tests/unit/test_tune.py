@@ -87,7 +87,7 @@ def test_runs_of_a_point_are_brought_to_one_clock(tmp_path: Path) -> None:
     found = records.read(paths).times[DType.E4M3, "none"][16, 4096, 4096]
     scale = (11 / 10 + 9.9 / 8) / 2
     assert found[C] == pytest.approx(20 * scale)
-    assert found[A] == pytest.approx((10 * scale * 11) ** 0.5) and found[B] == pytest.approx((8 * scale * 9.9) ** 0.5)
+    assert (found[A], found[B]) == (11, 9.9)
 
 
 def test_later_times_of_a_file_count(tmp_path: Path) -> None:
@@ -359,9 +359,10 @@ def test_choice_is_bounded_diverse_and_the_same_each_time(
     points = list(measured.times[DType.E4M3, "none"])
     near = plan.near_best(plan.model_of(SM90, DType.E4M3, 132), candidates, points)
     given = configs_of(SM90, DType.E4M3)
-    chosen = plan.choose(near, 60, given)
-    assert len(chosen) == len(set(chosen)) == 60 and chosen[: len(given)] == list(given)
-    assert plan.choose({point: near[point] for point in reversed(points)}, 60, given) == chosen
+    chosen = plan.choose(near, 75, given)
+    assert len(chosen) == len(set(chosen)) == 75 and set(chosen[: len(given)]) == set(given)
+    assert plan.choose({point: near[point] for point in reversed(points)}, 75, given) == chosen
+    assert plan.choose(near, 20, given) == chosen[:20]
     assert len({config.schedule for config in chosen}) == 3
     assert len({config.cluster for config in chosen}) >= 6
     assert len({config.tile for config in chosen}) >= 20

@@ -126,7 +126,7 @@ def test_rows_that_a_tile_lacks_are_not_taken_in(config: str) -> None:
 def test_elsewhere_the_model_chooses_among_the_rows_that_fit(shape: tuple[int, int, int], table: Path) -> None:
     m, n, k = shape
     names = (SMALL, MIDDLE, LARGE) if m <= 256 else (MIDDLE, LARGE)
-    assert at(m, n=n, k=k) == by_model(names, m, n, k, tuned.PRIOR_WEIGHT)
+    assert at(m, n=n, k=k) == by_model(names, m, n, k, 8 if m <= 64 else 1)
 
 
 def test_those_that_take_anothers_place_are_ranked_by_what_they_are_meant_for(
