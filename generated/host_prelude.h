@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <cstring>
 #include <new>
+#include <utility>
 
 // Take the tensor-map encoder from below instead of asking the runtime for it at every call.
 #define CUTLASS_ENABLE_DIRECT_CUDA_DRIVER_CALL 1
@@ -164,6 +165,9 @@ inline int launch(Call const& call, void* params, dim3 grid, unsigned threads, u
   return launch_kernel(&config, static_cast<CUfunction>(call.function), kernel_params, nullptr);
 }
 
+// What the driver said to the last tensor map that it refused, if it has not been asked for since. CUTLASS goes on.
+inline thread_local int map_error = 0;
+
 // All that a tensor map is encoded from, apart from the address.
 struct MapRequest {
   uint64_t fields[6 + 4 * 5] = {};
@@ -211,12 +215,18 @@ CUresult CUDAAPI cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType ty
   for (auto& known : recent) {
     if (known.request == request) {
       *map = known.map;
-      return replace(map, address);
+      auto const result = replace(map, address);
+      if (result != CUDA_SUCCESS) w8a8::map_error = result;
+      return result;
     }
   }
   auto const result =
       encode(map, type, rank, address, dim, strides, box, element_strides, interleave, swizzle, promotion, fill);
-  if (result == CUDA_SUCCESS) recent[next++ % 5] = {request, *map};
+  if (result == CUDA_SUCCESS) {
+    recent[next++ % 5] = {request, *map};
+  } else {
+    w8a8::map_error = result;
+  }
   return result;
 }
 

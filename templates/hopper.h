@@ -52,6 +52,7 @@ struct Mainloop : Base {
     int32_t overlap = kNone;
     bool once = false;
     int32_t rows_a = 0, rows_b = 0;
+    int32_t whole_a = 0, whole_b = 0;    // tiles that have all rows
     cute::TmaDescriptor rest_a, rest_b;  // boxes of as many rows as the last box of the operand has
   };
 
@@ -75,7 +76,7 @@ struct Mainloop : Base {
     using namespace cute;
     auto const base = Base::to_underlying_arguments(shape, args, workspace);
     auto const [m, n, k, l] = shape;
-    return {base, args.overlap, args.once, m, n,
+    return {base, args.overlap, args.once, m, n, m / kTileRowsA, n / kTileRowsB,
             rest<kBoxRowsA>(base.tma_load_a, args.ptr_A, m, k, l, get<0>(args.dA), get<2>(args.dA)),
             rest<kBoxRowsB>(base.tma_load_b, args.ptr_B, n, k, l, get<0>(args.dB), get<2>(args.dB))};
   }
@@ -122,7 +123,7 @@ struct Mainloop : Base {
     auto const [m, n, l] = tile_coord(block_coord);
     uint32_t const block = Slices == 1 ? rank : 0;
     // Most tiles are whole; to look at each row's place would delay every one of them.
-    if ((m + 1) * kTileRowsA <= params.rows_a && (n + 1) * kTileRowsB <= params.rows_b) {
+    if (m < params.whole_a && n < params.whole_b) {
       fill<true>(params, pipeline, state, inputs, m, n, l, k_tile, k_tiles, first, block, storage);
     } else {
       fill<false>(params, pipeline, state, inputs, m, n, l, k_tile, k_tiles, first, block, storage);
@@ -166,25 +167,24 @@ struct Mainloop : Base {
     if constexpr (is_same_v<typename Base::GmemTiledCopyB, SM90_TMA_LOAD_MULTICAST>) {
       for (uint32_t i = 0; i < size<0>(Cluster{}); ++i) column |= uint16_t(1) << blocks(i, y, Int<0>{});
     }
-    // Of each operand the rows of this tile, and of the box that this block loads.
-    int const rows_a = Whole ? kTileRowsA : present(params.rows_a, m * kTileRowsA, kTileRowsA);
-    int const rows_b = Whole ? kTileRowsB : present(params.rows_b, n * kTileRowsB, kTileRowsB);
-    int const own_a = Whole ? kBoxRowsA : present(rows_a, y * kBoxRowsA, kBoxRowsA);
-    int const own_b = Whole ? kBoxRowsB : present(rows_b, x * kBoxRowsB, kBoxRowsB);
+    // The rows that there are of the box of each operand that this block loads.
+    int const own_a = Whole ? kBoxRowsA : present(params.rows_a, m, kTileRowsA, y, kBoxRowsA);
+    int const own_b = Whole ? kBoxRowsB : present(params.rows_b, n, kTileRowsB, x, kBoxRowsB);
     auto const* const map_a = own_a == kBoxRowsA ? params.tma_load_a.get_tma_descriptor() : &params.rest_a;
     auto const* const map_b = own_b == kBoxRowsB ? params.tma_load_b.get_tma_descriptor() : &params.rest_b;
-    uint32_t const absent = kTileK * (kTileRowsA - rows_a + kTileRowsB - rows_b);
+    uint32_t const absent_a = kTileK * (kBoxRowsA - own_a), absent_b = kTileK * (kBoxRowsB - own_b);
 
     // Weights that one block reads need no place in L2 once they are read.
     auto const hint = params.once ? TMA::CacheHintSm90::EVICT_FIRST : TMA::CacheHintSm90::EVICT_NORMAL;
     auto const normal = TMA::CacheHintSm90::EVICT_NORMAL;
     auto const acquire = [&](PipelineState const& stage) {
-      // Announces the bytes of both tiles; those of absent rows count as come.
+      // Announces the bytes of both tiles to this block's barrier. What the boxes that it loads lack counts as come, by
+      // its word, wherever they go: a block's barrier opens when all that load for it have acquired the stage, or else
+      // blocks could get ahead of one another, and the empty barriers, which only count, would open too early.
       pipeline.producer_acquire(stage);
-      if (absent) {
-        cutlass::arch::ClusterTransactionBarrier::complete_transaction(pipeline.producer_get_barrier(stage),
-                                                                       cute::block_rank_in_cluster(), absent);
-      }
+      auto* const barrier = pipeline.producer_get_barrier(stage);
+      if (absent_a) count_as_come(barrier, row, absent_a);
+      if (absent_b) count_as_come(barrier, column, absent_b);
     };
     auto const copy_a = [&](PipelineState const& stage, auto const& k) {
       if (own_a == 0) return;
@@ -225,9 +225,24 @@ struct Mainloop : Base {
     }
   }
 
-  // How many of `wanted` rows from `from` on there are.
-  CUTLASS_DEVICE static int present(int rows, int from, int wanted) {
-    return cute::max(0, cute::min(rows - from, wanted));
+  // How many rows there are of a box of a tile.
+  CUTLASS_DEVICE static int present(int rows, int tile, int tile_rows, int box, int box_rows) {
+    int64_t const left = rows - (int64_t(tile) * tile_rows + box * box_rows);
+    return left <= 0 ? 0 : left < box_rows ? int(left) : box_rows;
+  }
+
+  // Takes bytes off what the barrier waits for, in the blocks of the mask; in this one if there is no multicast.
+  CUTLASS_DEVICE static void count_as_come(typename MainloopPipeline::ProducerBarrierType* barrier, uint16_t blocks,
+                                           uint32_t bytes) {
+    using Barrier = cutlass::arch::ClusterTransactionBarrier;
+    if (blocks == 0) {
+      Barrier::complete_transaction(barrier, cute::block_rank_in_cluster(), bytes);
+      return;
+    }
+    CUTLASS_PRAGMA_UNROLL
+    for (uint32_t i = 0; i < cute::size(Cluster{}); ++i) {
+      if (blocks >> i & 1) Barrier::complete_transaction(barrier, i, bytes);
+    }
   }
 
   // The tile's m and n, and the slice of k.

@@ -216,6 +216,7 @@ extern "C" W8A8_EXPORT int w8a8_launch(Call const* kept, Pointers const* pointer
     return w8a8::kWorkspace;
   }
   Params params = GemmKernel::to_underlying_arguments(args, call.workspace);
+  if (w8a8::map_error) return std::exchange(w8a8::map_error, 0);
   dim3 const grid = GemmKernel::get_grid_shape(params);
   return w8a8::launch(call, &params, grid, GemmKernel::MaxThreadsPerBlock, GemmKernel::SharedStorageSize, cluster,
                       /*dependent=*/false);

@@ -225,6 +225,7 @@ extern "C" W8A8_EXPORT int w8a8_launch(Call const* kept, Pointers const* pointer
   if (!entry.holds(call)) {
     auto const args = arguments(call);
     Params params = GemmKernel::to_underlying_arguments(args, call.workspace);
+    if (w8a8::map_error) return std::exchange(w8a8::map_error, 0);
     // Blocks along x are slices of the tiles along m.
     dim3 const grid(cute::ceil_div(cute::get<0>(args.problem_shape), 64) * kSlices,
                     cute::ceil_div(cute::get<1>(args.problem_shape), 16), 1);

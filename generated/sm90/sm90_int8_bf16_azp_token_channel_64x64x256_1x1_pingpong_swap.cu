@@ -240,6 +240,7 @@ extern "C" W8A8_EXPORT int w8a8_launch(Call const* kept, Pointers const* pointer
   if (!entry.holds(call)) {
     auto const args = arguments(call);
     Params params = GemmKernel::to_underlying_arguments(args, call.workspace);
+    if (w8a8::map_error) return std::exchange(w8a8::map_error, 0);
     dim3 const grid = GemmKernel::get_grid_shape(params);
     entry.set(call, params, grid);
   }
