@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import log
@@ -19,6 +20,9 @@ from cutlass_w8a8.version import VERSION
 WITHIN = 0.02
 # A launch-time choice must gain this much over the kernel's defaults to become a row of its own: less is noise.
 VARIANT_GAIN = 0.01
+# From this M on a card's power decides, and times of one run tell no more than this; of kernels so close the one serves
+# that is close at most points. One that had been 1 % ahead alone lost 15 % behind another kernel.
+LARGE_M, NOISE = 4096, 0.015
 # Where a kernel takes longer than this many times the best, it is not offered, nor is the cost's fit asked to hold.
 NEAR = 1.25
 
@@ -119,6 +123,10 @@ def _conditions(machine: Machine) -> dict[str, str]:
 def _section(times: Times, kernels: Collection[KernelConfig], sm_count: int) -> Section:
     configs = _variants(times.values(), kernels)
     rows = {row.config: row for config in configs if (row := _row(config, times, sm_count)) is not None}
+    often: Counter[KernelConfig] = Counter()
+    for extents, configs_us in times.items():
+        if extents[0] >= LARGE_M and (known := {c: us for c, us in configs_us.items() if c in rows}):
+            often.update(_close(known, extents[0]))
     measured: dict[tuple[int, int], tuple[Interval, ...]] = {}
     for shape in dict.fromkeys(extents[1:] for extents in times):
         winners: list[Interval] = []
@@ -126,7 +134,9 @@ def _section(times: Times, kernels: Collection[KernelConfig], sm_count: int) -> 
             known = {config: us for config, us in times[extents].items() if config in rows}
             if not known:
                 continue
-            winner = rows[min(known, key=lambda config: (known[config], config.name))]
+            winner = rows[
+                min(_close(known, extents[0]), key=lambda config: (-often[config], known[config], config.name))
+            ]
             if winners and winners[-1].row is winner:
                 winners[-1] = Interval(winners[-1].first, extents[0], winner)
             else:
@@ -134,6 +144,12 @@ def _section(times: Times, kernels: Collection[KernelConfig], sm_count: int) -> 
         if winners:
             measured[shape] = tuple(winners)
     return Section(tuple(rows.values()), measured)
+
+
+def _close(known: Mapping[KernelConfig, float], m: int) -> list[KernelConfig]:
+    """The fastest of one point; at large M all that measuring cannot tell from it."""
+    limit = min(known.values()) * (1 + NOISE if m >= LARGE_M else 1)
+    return [config for config, us in known.items() if us <= limit]
 
 
 def _compiled(config: KernelConfig) -> KernelConfig:

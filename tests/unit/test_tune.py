@@ -253,6 +253,25 @@ def test_fp8_is_covered_without_kernels_that_divide_k() -> None:
     assert rows == {DType.E4M3: [split, C], DType.INT8: [split]}
 
 
+def test_at_large_m_what_is_close_at_most_points_serves() -> None:
+    wide = KernelConfig.parse("256x128x128_1x2_cooperative")
+    weights = [(4096, 4096), (8192, 8192), (28672, 4096), (10240, 8192)]
+    times = {(m, n, k): {C: 10.1, wide: 12.0} for m in (4096, 8192) for n, k in weights}
+    times[4096, 4096, 4096] = {C: 10.1, wide: 10.0}
+    times[8192, 4096, 4096] = {C: 10.3, wide: 10.0}
+    times |= {(m, 4096, 4096): {C: 10.1, wide: 10.0} for m in (512, 1024, 2048)}
+    section = fit.fit_table(Measurements(records.Machine.of(FACTS), {(DType.INT8, "none"): times}), 0.005).sections[
+        DType.INT8, "none"
+    ]
+    served = {
+        m: interval.row.config
+        for interval in section.measured[4096, 4096]
+        for m in (1024, 4096, 8192)
+        if interval.first <= m <= interval.last
+    }
+    assert served == {1024: wide, 4096: C, 8192: wide}
+
+
 def test_launch_time_choices_must_be_worth_a_row() -> None:
     little, much = replace(C, swizzle=2), replace(C, swizzle=8)
     machine = records.Machine.of(FACTS)
