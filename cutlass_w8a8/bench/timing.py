@@ -80,12 +80,8 @@ def measure(point: Point, providers: Sequence[Provider], budget_ms: float, *, re
     first = replay_all(graphs)
     longest = max(first[name] * graphs[name][1] for name in graphs) / 1000
     result.rounds = max(MIN_ROUNDS, min(MAX_ROUNDS, int(budget_ms / max(longest, 0.01))))
-    times: dict[str, list[float]] = {name: [] for name in graphs}
     pauses = {name: rest * first[name] * graphs[name][1] for name in graphs}
-    for round_ in range(result.rounds):
-        for name, microseconds in replay_all(graphs, round_, pauses).items():
-            times[name].append(microseconds)
-    for name, values in times.items():
+    for name, values in samples(graphs, result.rounds, pauses).items():
         result.microseconds[name] = statistics.median(values)
         result.spread[name] = (max(values) - min(values)) / result.microseconds[name]
     for provider in serving:
@@ -112,11 +108,18 @@ def graph_of(run: Callable[[], object], runs: int) -> tuple[torch.cuda.CUDAGraph
 
 def medians(graphs: Mapping[str, tuple[torch.cuda.CUDAGraph, int]], rounds: int) -> dict[str, float]:
     """The median microseconds of a run of each graph, which has so many, in ``rounds`` rounds of `replay_all`."""
-    times: dict[str, list[float]] = {name: [] for name in graphs}
+    return {name: statistics.median(values) for name, values in samples(graphs, rounds).items()}
+
+
+def samples(
+    graphs: Mapping[str, tuple[torch.cuda.CUDAGraph, int]], rounds: int, pauses: Mapping[str, float] | None = None
+) -> dict[str, list[float]]:
+    """Microseconds of a call, or run, of each graph in each of ``rounds`` rounds of `replay_all`."""
+    found: dict[str, list[float]] = {name: [] for name in graphs}
     for round_ in range(rounds):
-        for name, us in replay_all(graphs, round_).items():
-            times[name].append(us)
-    return {name: statistics.median(values) for name, values in times.items()}
+        for name, us in replay_all(graphs, round_, pauses).items():
+            found[name].append(us)
+    return found
 
 
 def replay_all(

@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Interval:
-    """M from ``first`` to ``last``, both measured, where ``row``'s configuration was the fastest at each M measured."""
+    """M from ``first`` to ``last``, both measured, where ``row`` serves: at each M measured the fastest, or as good."""
 
     first: int
     last: int

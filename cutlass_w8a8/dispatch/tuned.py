@@ -32,9 +32,9 @@ FAR_LESS = 1 / 1.15
 def choose(problem: Problem) -> KernelConfig | None:
     """The configuration that a tuned table gives for ``problem``; None if there is no table, or it has nothing fitting.
 
-    A weight shape that was measured gets, within the measured M, what was fastest; between two of these M, that of
-    their two configurations which is expected to take less, unless another is expected to take far less: measured M are
-    mostly multiples of tiles, and others are not. Everything else gets what is expected to take least.
+    A weight shape that was measured gets, within the measured M, what was fastest or as good; between two of these M,
+    that of their two configurations which is expected to take less, unless another is expected to take far less:
+    measured M are mostly multiples of tiles, and others are not. Everything else gets what is expected to take least.
 
     Raises:
         TableError: a table that ``CUTLASS_W8A8_TABLES`` names cannot be used.

@@ -123,32 +123,26 @@ def _conditions(machine: Machine) -> dict[str, str]:
 def _section(times: Times, kernels: Collection[KernelConfig], sm_count: int) -> Section:
     configs = _variants(times.values(), kernels)
     rows = {row.config: row for config in configs if (row := _row(config, times, sm_count)) is not None}
-    often: Counter[KernelConfig] = Counter()
-    for extents, configs_us in times.items():
-        if extents[0] >= LARGE_M and (known := {c: us for c, us in configs_us.items() if c in rows}):
-            often.update(_close(known, extents[0]))
+    known = {extents: {config: us for config, us in at.items() if config in rows} for extents, at in times.items()}
+    close = {extents: _close(at, extents[0]) for extents, at in known.items() if at}
+    often = Counter(config for (m, *_), near in close.items() if m >= LARGE_M for config in near)
     measured: dict[tuple[int, int], tuple[Interval, ...]] = {}
-    for shape in dict.fromkeys(extents[1:] for extents in times):
+    for shape in dict.fromkeys(extents[1:] for extents in close):
         winners: list[Interval] = []
-        for extents in sorted(extents for extents in times if extents[1:] == shape):
-            known = {config: us for config, us in times[extents].items() if config in rows}
-            if not known:
-                continue
-            winner = rows[
-                min(_close(known, extents[0]), key=lambda config: (-often[config], known[config], config.name))
-            ]
+        for extents in sorted(extents for extents in close if extents[1:] == shape):
+            times_here = known[extents]
+            winner = rows[min(close[extents], key=lambda config: (-often[config], times_here[config], config.name))]
             if winners and winners[-1].row is winner:
                 winners[-1] = Interval(winners[-1].first, extents[0], winner)
             else:
                 winners.append(Interval(extents[0], extents[0], winner))
-        if winners:
-            measured[shape] = tuple(winners)
+        measured[shape] = tuple(winners)
     return Section(tuple(rows.values()), measured)
 
 
 def _close(known: Mapping[KernelConfig, float], m: int) -> list[KernelConfig]:
     """The fastest of one point; at large M all that measuring cannot tell from it."""
-    limit = min(known.values()) * (1 + NOISE if m >= LARGE_M else 1)
+    limit = min(known.values()) * ((1 + NOISE) if m >= LARGE_M else 1)
     return [config for config, us in known.items() if us <= limit]
 
 

@@ -28,7 +28,7 @@ def test_all_ways_compute_the_same_encoder(monkeypatch: pytest.MonkeyPatch, caps
         return run, ["quantise", "multiply", "multiply"]
 
     monkeypatch.setattr(timing, "graph_of", graph_of)
-    monkeypatch.setattr(timing, "replay_all", lambda graphs, _: {name: float(len(name)) for name in graphs})
+    monkeypatch.setattr(timing, "replay_all", lambda graphs, *_: {name: float(len(name)) for name in graphs})
     found = bench_encoder.measure(CONFIG, WIDE, 20, 3, 8, torch.device("cpu"))
     assert found["tokens"] == 24 and len(ran) == 8
     for what in ("encoder", "linear layers"):
